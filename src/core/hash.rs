@@ -1,0 +1,81 @@
+//! Every hash that router replicas must agree on. Golden values pin them (`tests/golden/keys.json`).
+
+use std::fmt;
+
+use xxhash_rust::xxh3::{Xxh3, xxh3_64, xxh3_128};
+
+use super::id::{DpRank, Model, RankRange, SessionId, Tenant, WorkerId};
+
+/// Key of a pin in the bucket: `xxh3_128(tenant 0x00 model 0x00 session id)`, seed 0 (protocol section 8).
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct PinKey(u128);
+
+impl PinKey {
+    /// The key of one (tenant, model, session).
+    pub fn new(tenant: &Tenant, model: &Model, session: &SessionId) -> Self {
+        Self::of(tenant.as_str(), model.as_str(), session.as_str())
+    }
+
+    /// The same, of texts not yet checked. Neither a tenant nor a session holds 0x00, so no two triples meet.
+    pub fn of(tenant: &str, model: &str, session: &str) -> Self {
+        let mut joined = Vec::with_capacity(tenant.len() + model.len() + session.len() + 2);
+        joined.extend_from_slice(tenant.as_bytes());
+        joined.push(0);
+        joined.extend_from_slice(model.as_bytes());
+        joined.push(0);
+        joined.extend_from_slice(session.as_bytes());
+        Self(xxh3_128(&joined))
+    }
+
+    /// Reads the 32 lower-case hex digits of a bucket key.
+    pub fn parse(text: &str) -> Option<Self> {
+        let hex = |b: u8| b.is_ascii_digit() || (b'a'..=b'f').contains(&b);
+        if text.len() != 32 || !text.bytes().all(hex) {
+            return None;
+        }
+        u128::from_str_radix(text, 16).ok().map(Self)
+    }
+}
+
+impl fmt::Display for PinKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:032x}", self.0)
+    }
+}
+
+impl fmt::Debug for PinKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+/// The rank that a session hashes to: `dp_start + xxh3_64(session id) % dp_size` (protocol section 5).
+pub fn hashed_rank(session: &SessionId, ranks: RankRange) -> DpRank {
+    ranks.at(xxh3_64(session.as_str().as_bytes()))
+}
+
+/// Rendezvous weight of a worker for a session: `xxh3_64(worker 0x00 session id)`. The highest wins while the
+/// pins bucket is unreachable, so that routers agree without it (protocol section 5).
+pub fn rendezvous(worker: &WorkerId, session: &SessionId) -> u64 {
+    let mut hasher = Xxh3::new();
+    hasher.update(worker.as_str().as_bytes());
+    hasher.update(&[0]);
+    hasher.update(session.as_str().as_bytes());
+    hasher.digest()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pin_keys_are_32_lower_case_hex_digits() {
+        let key =
+            PinKey::new(&Tenant::none(), &Model::new("m").expect("valid"), &SessionId::named("s").expect("valid"));
+        assert_eq!(key.to_string(), "0193c2d9161482a25df37e014c3fca96");
+        assert_eq!(PinKey::parse(&key.to_string()), Some(key));
+        assert_eq!(PinKey::parse("0193C2D9161482A25DF37E014C3FCA96"), None);
+        assert_eq!(PinKey::parse("+193c2d9161482a25df37e014c3fca96"), None);
+        assert_eq!(PinKey::parse("short"), None);
+    }
+}

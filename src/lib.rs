@@ -1,0 +1,5 @@
+//! rankpin pins LLM conversations to a (worker, DP rank) over NATS.
+
+pub mod core;
+pub mod nats;
+pub mod wire;

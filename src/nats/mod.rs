@@ -1,0 +1,39 @@
+//! The only place that names the NATS client library.
+
+pub mod headers;
+pub mod link;
+
+pub use headers::Headers;
+pub use link::{ConnectError, Link, LinkOptions, LinkState};
+
+use bytes::Bytes;
+
+/// One message as it came in.
+#[derive(Debug, Clone)]
+pub struct Inbound {
+    /// Where it was published.
+    pub subject: async_nats::Subject,
+    /// The reply subject, if it has one.
+    pub reply: Option<async_nats::Subject>,
+    /// Its headers.
+    pub headers: Headers,
+    /// Its payload, not copied.
+    pub payload: Bytes,
+    /// The server's status: 503 means that nobody listens on the subject published to.
+    pub status: Option<u16>,
+}
+
+impl From<async_nats::Message> for Inbound {
+    fn from(message: async_nats::Message) -> Self {
+        Self {
+            subject: message.subject,
+            reply: message.reply,
+            headers: Headers(message.headers.unwrap_or_default()),
+            payload: message.payload,
+            status: message.status.map(|status| status.as_u16()),
+        }
+    }
+}
+
+/// The status with which a server answers a message that nobody listens for.
+pub const NO_RESPONDERS: u16 = 503;

@@ -1,0 +1,167 @@
+//! What a worker says on the router's inbox while a request lives (protocol section 6).
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::Encoding;
+use super::header;
+
+/// `Rankpin-Event: accepted`.
+pub const ACCEPTED: &str = "accepted";
+/// `Rankpin-Event: rejected`.
+pub const REJECTED: &str = "rejected";
+/// `Rankpin-Event: progress`.
+pub const PROGRESS: &str = "progress";
+/// `Rankpin-Event: finished`.
+pub const FINISHED: &str = "finished";
+
+/// Longest code word or message that is taken over from a worker, in bytes.
+pub const MAX_ERROR_TEXT_BYTES: usize = 4096;
+
+/// One lifecycle event.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Event {
+    /// The worker has taken the request.
+    Accepted,
+    /// The worker does not take it.
+    Rejected(Rejection),
+    /// The worker still works on it.
+    Progress,
+    /// The worker is done.
+    Finished(Finished),
+}
+
+/// Why a worker does not take a request.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Rejection {
+    /// 429 overloaded, 503 draining, 400 or 404 not for me.
+    pub status: u16,
+    /// The code word.
+    pub code: String,
+    /// Words for people, where the worker gave some.
+    pub message: String,
+}
+
+/// Payload of `finished`. Unknown fields are ignored.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Finished {
+    /// How it went.
+    pub outcome: Outcome,
+    /// Tokens of the prompt.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub prompt_tokens: Option<u64>,
+    /// Of these, tokens that the rank's prefix cache held.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cached_tokens: Option<u64>,
+    /// Tokens generated.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub output_tokens: Option<u64>,
+    /// Id by which a Responses client names this answer in its next request.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 256))]
+    pub response_id: Option<String>,
+}
+
+/// How a request ended at the worker.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Outcome {
+    /// The reply stream is whole.
+    Ok,
+    /// The reply stream ended in an error.
+    Error,
+    /// The request was cancelled.
+    Cancelled,
+}
+
+impl Finished {
+    /// An ending without figures.
+    pub fn outcome(outcome: Outcome) -> Self {
+        Self { outcome, prompt_tokens: None, cached_tokens: None, output_tokens: None, response_id: None }
+    }
+}
+
+/// A message on the router's inbox that can't be read.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum EventError {
+    /// There is no `Rankpin-Event` header.
+    #[error("there is no Rankpin-Event header")]
+    NoEvent,
+    /// The kind is none that this version knows.
+    #[error("Rankpin-Event {0:?} is not known")]
+    Unknown(String),
+}
+
+impl Event {
+    /// Reads an event. A `finished` whose payload can't be read still ends the request: it counts as
+    /// [`Outcome::Error`].
+    pub fn read<'h>(
+        headers: impl Iterator<Item = (&'h str, &'h str)> + Clone,
+        payload: &[u8],
+    ) -> Result<Self, EventError> {
+        let find = |name| header::find(headers.clone(), name);
+        let kind = find(header::EVENT).ok_or(EventError::NoEvent)?;
+        match kind {
+            ACCEPTED => Ok(Self::Accepted),
+            PROGRESS => Ok(Self::Progress),
+            FINISHED => {
+                let encoding = Encoding::of(find(header::CONTENT_TYPE));
+                Ok(Self::Finished(encoding.decode(payload).unwrap_or_else(|_| Finished::outcome(Outcome::Error))))
+            }
+            REJECTED => Ok(Self::Rejected(Rejection::read(find, payload))),
+            other => Err(EventError::Unknown(clip(other))),
+        }
+    }
+}
+
+impl Rejection {
+    fn read<'h>(find: impl Fn(&'static str) -> Option<&'h str>, payload: &[u8]) -> Self {
+        // A rejection without a readable code means the same as 503: somebody else may take it.
+        let status = find(header::SERVICE_ERROR_CODE).and_then(|code| code.parse().ok()).unwrap_or(503);
+        let code = clip(find(header::SERVICE_ERROR).unwrap_or("rejected"));
+        let message = super::reply::error_message(payload)
+            .map_or_else(|| format!("the worker refused the request: {code}"), |message| clip(&message));
+        Self { status, code, message }
+    }
+}
+
+fn clip(text: &str) -> String {
+    let mut end = text.len().min(MAX_ERROR_TEXT_BYTES);
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    text[..end].to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(headers: &[(&str, &str)], payload: &str) -> Result<Event, EventError> {
+        Event::read(headers.iter().copied(), payload.as_bytes())
+    }
+
+    #[test]
+    fn events() {
+        assert_eq!(read(&[("rankpin-event", "accepted")], ""), Ok(Event::Accepted));
+        assert_eq!(
+            read(&[("Rankpin-Event", "finished")], r#"{"outcome":"ok","prompt_tokens":7,"x":1}"#),
+            Ok(Event::Finished(Finished { prompt_tokens: Some(7), ..Finished::outcome(Outcome::Ok) }))
+        );
+        assert_eq!(read(&[("Rankpin-Event", "finished")], "{"), Ok(Event::Finished(Finished::outcome(Outcome::Error))));
+        assert_eq!(read(&[], ""), Err(EventError::NoEvent));
+        assert_eq!(read(&[("Rankpin-Event", "done")], ""), Err(EventError::Unknown("done".into())));
+        let rejected = read(
+            &[("Rankpin-Event", "rejected"), ("Nats-Service-Error-Code", "429"), ("Nats-Service-Error", "overloaded")],
+            "",
+        );
+        assert_eq!(
+            rejected,
+            Ok(Event::Rejected(Rejection {
+                status: 429,
+                code: "overloaded".into(),
+                message: "the worker refused the request: overloaded".into(),
+            }))
+        );
+    }
+}

@@ -1,0 +1,209 @@
+//! Header names, and how their values are found (protocol section 1): names without regard to case, values without
+//! the white space around them, blanks skipped, and a fixed choice where one name stands in several spellings.
+
+/// `Rankpin-Session-Id`: the session.
+pub const SESSION_ID: &str = "Rankpin-Session-Id";
+/// `Rankpin-Request-Id`: the request's id.
+pub const REQUEST_ID: &str = "Rankpin-Request-Id";
+/// `Rankpin-Tenant`: scope of the session.
+pub const TENANT: &str = "Rankpin-Tenant";
+/// `Rankpin-Timeout-Ms`: how long to wait for acceptance.
+pub const TIMEOUT_MS: &str = "Rankpin-Timeout-Ms";
+/// `Rankpin-Deadline-Ms`: how long the whole request may take.
+pub const DEADLINE_MS: &str = "Rankpin-Deadline-Ms";
+/// `Rankpin-Priority`: higher first while requests queue.
+pub const PRIORITY: &str = "Rankpin-Priority";
+/// `Rankpin-Target-Worker`: the worker wanted.
+pub const TARGET_WORKER: &str = "Rankpin-Target-Worker";
+/// `Rankpin-Target-Dp-Rank`: the rank wanted.
+pub const TARGET_DP_RANK: &str = "Rankpin-Target-Dp-Rank";
+/// `Rankpin-Pool`: the pool wanted.
+pub const POOL: &str = "Rankpin-Pool";
+/// `Rankpin-Reply-To`: where the worker sends the reply stream.
+pub const REPLY_TO: &str = "Rankpin-Reply-To";
+/// `Rankpin-Worker`: the placement's worker.
+pub const WORKER: &str = "Rankpin-Worker";
+/// `Rankpin-Dp-Rank`: the placement's rank; absent where there is none.
+pub const DP_RANK: &str = "Rankpin-Dp-Rank";
+/// `Rankpin-Session`: the session, for the worker.
+pub const SESSION: &str = "Rankpin-Session";
+/// `Rankpin-Accept-By`: unix ms after which a worker drops the request unaccepted.
+pub const ACCEPT_BY: &str = "Rankpin-Accept-By";
+/// `Rankpin-Attempt`: 1, 2, …
+pub const ATTEMPT: &str = "Rankpin-Attempt";
+/// `Rankpin-Decision`: why the request went where it went.
+pub const DECISION: &str = "Rankpin-Decision";
+/// `Rankpin-Event`: kind of a message on the router's inbox.
+pub const EVENT: &str = "Rankpin-Event";
+/// `Rankpin-Seq`: number of a reply message, from 0.
+pub const SEQ: &str = "Rankpin-Seq";
+/// `Rankpin-Final`: `true` on the last reply message.
+pub const FINAL: &str = "Rankpin-Final";
+/// `Rankpin-Probe`: `1` on a probe of a worker's cancel subject.
+pub const PROBE: &str = "Rankpin-Probe";
+/// `Nats-Service-Error`: code word of an error.
+pub const SERVICE_ERROR: &str = "Nats-Service-Error";
+/// `Nats-Service-Error-Code`: status of an error.
+pub const SERVICE_ERROR_CODE: &str = "Nats-Service-Error-Code";
+/// `Retry-After`: seconds, with 429 and 503.
+pub const RETRY_AFTER: &str = "Retry-After";
+/// `Content-Type`.
+pub const CONTENT_TYPE: &str = "Content-Type";
+
+/// Every header that a router reads, in lower case.
+pub const NAMES: [&str; 26] = [
+    "rankpin-session-id",
+    "rankpin-request-id",
+    "rankpin-tenant",
+    "rankpin-timeout-ms",
+    "rankpin-deadline-ms",
+    "rankpin-priority",
+    "rankpin-target-worker",
+    "rankpin-target-dp-rank",
+    "rankpin-pool",
+    "content-type",
+    "x-dynamo-worker-instance-id",
+    "x-dynamo-dp-rank",
+    "x-dp-rank",
+    "x-data-parallel-rank",
+    "x-dynamo-session-id",
+    "x-claude-code-session-id",
+    "x-claude-code-agent-id",
+    "thread-id",
+    "x-session-id",
+    "session_id",
+    "x-session-affinity",
+    "x-smg-routing-key",
+    "x-litellm-session-id",
+    "agent-session-id",
+    "x-roo-task-id",
+    "rankpin-prefix-keys",
+];
+
+/// Our name of the wanted worker first, then its alias.
+pub const TARGET_WORKER_NAMES: [&str; 2] = ["rankpin-target-worker", "x-dynamo-worker-instance-id"];
+/// Our name of the wanted rank first, then its aliases as they count.
+pub const TARGET_DP_RANK_NAMES: [&str; 4] =
+    ["rankpin-target-dp-rank", "x-dynamo-dp-rank", "x-dp-rank", "x-data-parallel-rank"];
+
+/// Values of the known headers of one message.
+#[derive(Debug)]
+pub struct Known<'h> {
+    found: [Option<Found<'h>>; NAMES.len()],
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Found<'h> {
+    spelling: &'h str,
+    value: &'h str,
+}
+
+impl<'h> Known<'h> {
+    /// One pass over (name, value) pairs. Values of one spelling come in their order on the wire; spellings of one
+    /// name may come in any order.
+    pub fn read(headers: impl Iterator<Item = (&'h str, &'h str)>) -> Self {
+        let mut found = [None; NAMES.len()];
+        for (spelling, value) in headers {
+            let Some(index) = index_of(spelling) else {
+                continue;
+            };
+            let value = value.trim();
+            if value.is_empty() {
+                continue;
+            }
+            let slot: &mut Option<Found<'h>> = &mut found[index];
+            if slot.is_none_or(|old| spelling < old.spelling) {
+                *slot = Some(Found { spelling, value });
+            }
+        }
+        Self { found }
+    }
+
+    /// Value of a header, by its lower-case name: never blank.
+    pub fn get(&self, name: &str) -> Option<&'h str> {
+        self.found[index_of(name)?].map(|found| found.value)
+    }
+
+    /// Value of the first of these names that has one.
+    pub fn first(&self, names: &[&str]) -> Option<&'h str> {
+        names.iter().find_map(|name| self.get(name))
+    }
+}
+
+fn index_of(name: &str) -> Option<usize> {
+    NAMES.iter().position(|known| known.eq_ignore_ascii_case(name))
+}
+
+/// The first non-blank value of one header, by the same rules as [`Known`], where only one is wanted.
+pub fn find<'h>(headers: impl Iterator<Item = (&'h str, &'h str)>, wanted: &str) -> Option<&'h str> {
+    let mut best: Option<Found<'h>> = None;
+    for (spelling, value) in headers {
+        let value = value.trim();
+        if value.is_empty() || !spelling.eq_ignore_ascii_case(wanted) {
+            continue;
+        }
+        if best.is_none_or(|old| spelling < old.spelling) {
+            best = Some(Found { spelling, value });
+        }
+    }
+    best.map(|found| found.value)
+}
+
+fn starts_with_ignore_case(name: &str, prefix: &str) -> bool {
+    name.as_bytes().get(..prefix.len()).is_some_and(|head| head.eq_ignore_ascii_case(prefix.as_bytes()))
+}
+
+/// Whether a frontend's header goes on to the worker: all but those that start with `Nats-`, and the router's own.
+pub fn goes_to_worker(name: &str) -> bool {
+    const ROUTERS: [&str; 8] = [REQUEST_ID, REPLY_TO, WORKER, DP_RANK, SESSION, ACCEPT_BY, ATTEMPT, DECISION];
+    !starts_with_ignore_case(name, "nats-") && !ROUTERS.iter().any(|own| own.eq_ignore_ascii_case(name))
+}
+
+/// Whether a plain responder's header goes on to the frontend: none that start with `Rankpin-`, and of those that
+/// start with `Nats-` only its service error.
+pub fn goes_to_frontend(name: &str) -> bool {
+    if starts_with_ignore_case(name, "nats-") {
+        return name.eq_ignore_ascii_case(SERVICE_ERROR) || name.eq_ignore_ascii_case(SERVICE_ERROR_CODE);
+    }
+    !starts_with_ignore_case(name, "rankpin-")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::core::session::named;
+
+    #[test]
+    fn every_session_source_is_read() {
+        for row in named::PRECEDENCE {
+            assert!(index_of(row.header).is_some(), "{} is missing in NAMES", row.header);
+            assert!(row.refined_by.is_none_or(|name| index_of(name).is_some()));
+        }
+        for name in TARGET_WORKER_NAMES.iter().chain(&TARGET_DP_RANK_NAMES) {
+            assert!(index_of(name).is_some());
+        }
+        assert!(NAMES.iter().all(|name| *name == name.to_ascii_lowercase()));
+    }
+
+    #[test]
+    fn of_one_spelling_the_first_non_blank_of_several_the_first_by_bytes() {
+        let headers =
+            [("thread-id", "a"), ("Thread-Id", " "), ("Thread-Id", " b "), ("Thread-Id", "c"), ("THREAD-ID", "\t")];
+        assert_eq!(Known::read(headers.into_iter()).get("thread-id"), Some("b"));
+        assert_eq!(Known::read(headers.into_iter().rev().take(1)).get("thread-id"), None);
+        assert_eq!(find(headers.into_iter(), "Thread-ID"), Some("b"));
+    }
+
+    #[test]
+    fn what_is_carried() {
+        assert!(goes_to_worker("traceparent"));
+        assert!(goes_to_worker("Rankpin-Session-Id"));
+        assert!(!goes_to_worker("rankpin-ACCEPT-by"));
+        assert!(!goes_to_worker("nats-Msg-Id"));
+        assert!(goes_to_worker("Nat"));
+        assert!(goes_to_frontend("X-Model-Version"));
+        assert!(goes_to_frontend("nats-service-error-code"));
+        assert!(!goes_to_frontend("Nats-Rollup"));
+        assert!(!goes_to_frontend("rankpin-final"));
+    }
+}

@@ -1,0 +1,104 @@
+//! The reply stream: what a frontend reads on its inbox (protocol section 6.1).
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::header;
+use crate::core::error::RouteError;
+
+/// Payload of an error.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct ErrorBody {
+    /// The error.
+    pub error: ErrorDetail,
+}
+
+/// What is in [`ErrorBody`].
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct ErrorDetail {
+    /// What was wrong and what to do, for people.
+    pub message: String,
+    /// `rankpin_error`.
+    #[serde(rename = "type")]
+    #[schemars(extend("const" = "rankpin_error"))]
+    pub kind: String,
+    /// The code word, for programs.
+    pub code: String,
+}
+
+impl ErrorBody {
+    /// An error's payload.
+    pub fn new(code: &str, message: &str) -> Self {
+        Self {
+            error: ErrorDetail { message: message.to_owned(), kind: "rankpin_error".to_owned(), code: code.to_owned() },
+        }
+    }
+
+    /// The payload of a router's error.
+    pub fn of(error: &RouteError) -> Self {
+        Self::new(error.code(), &error.to_string())
+    }
+}
+
+/// The `error.message` of a payload in the shape of an error, if it is one.
+pub fn error_message(payload: &[u8]) -> Option<String> {
+    #[derive(Deserialize)]
+    struct Lenient {
+        error: LenientDetail,
+    }
+    #[derive(Deserialize)]
+    struct LenientDetail {
+        message: String,
+    }
+    serde_json::from_slice::<Lenient>(payload).ok().map(|body| body.error.message)
+}
+
+/// Headers of one reply message.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ReplyHead {
+    /// `Rankpin-Request-Id`.
+    pub request_id: Option<String>,
+    /// `Rankpin-Seq`; a router's own messages have none.
+    pub seq: Option<u64>,
+    /// `Rankpin-Attempt`.
+    pub attempt: Option<u32>,
+    /// `Rankpin-Final: true`.
+    pub last: bool,
+    /// `Rankpin-Worker`, on the first message.
+    pub worker: Option<String>,
+    /// `Rankpin-Dp-Rank`, on the first message, where there is a rank.
+    pub dp_rank: Option<u16>,
+    /// `Rankpin-Decision`, on the first message.
+    pub decision: Option<String>,
+    /// `Content-Type`.
+    pub content_type: Option<String>,
+    /// Status and code word of an error.
+    pub error: Option<(u16, String)>,
+    /// `Retry-After`, seconds.
+    pub retry_after_s: Option<u32>,
+}
+
+impl ReplyHead {
+    /// Reads the headers of a reply message. Values that are no numbers where numbers belong are as if missing.
+    pub fn read<'h>(headers: impl Iterator<Item = (&'h str, &'h str)> + Clone) -> Self {
+        let find = |name| header::find(headers.clone(), name);
+        let text = |name| find(name).map(str::to_owned);
+        let code = find(header::SERVICE_ERROR_CODE).and_then(|code| code.parse().ok());
+        let word = text(header::SERVICE_ERROR);
+        Self {
+            request_id: text(header::REQUEST_ID),
+            seq: find(header::SEQ).and_then(|v| v.parse().ok()),
+            attempt: find(header::ATTEMPT).and_then(|v| v.parse().ok()),
+            last: find(header::FINAL).is_some_and(|v| v.eq_ignore_ascii_case("true")),
+            worker: text(header::WORKER),
+            dp_rank: find(header::DP_RANK).and_then(|v| v.parse().ok()),
+            decision: text(header::DECISION),
+            content_type: text(header::CONTENT_TYPE),
+            error: match (code, word) {
+                (None, None) => None,
+                (code, word) => Some((code.unwrap_or(500), word.unwrap_or_default())),
+            },
+            retry_after_s: find(header::RETRY_AFTER).and_then(|v| v.parse().ok()),
+        }
+    }
+}

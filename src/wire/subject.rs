@@ -1,0 +1,223 @@
+//! The subjects of the protocol (section 2) and the model token in them.
+
+use std::fmt::Write as _;
+
+use crate::core::id::{DpRank, MAX_MODEL_BYTES, Model, NameError, Namespace, RequestId, WorkerId};
+
+/// Builds every subject of one namespace.
+#[derive(Debug, Clone)]
+pub struct Subjects {
+    ns: Namespace,
+}
+
+/// A request's subject, taken apart.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RequestSubject<'s> {
+    /// The model token, still encoded; `None` where the body names the model.
+    pub model: Option<&'s str>,
+    /// Whether it came on `{ns}.trusted.…`.
+    pub trusted: bool,
+}
+
+impl Subjects {
+    /// Subjects of a namespace.
+    pub fn new(ns: Namespace) -> Self {
+        Self { ns }
+    }
+
+    /// The namespace.
+    pub fn namespace(&self) -> &Namespace {
+        &self.ns
+    }
+
+    /// What routers subscribe to for requests, all in queue group [`QUEUE`].
+    pub fn intake(&self) -> [String; 3] {
+        [format!("{}.request.>", self.ns), format!("{}.request", self.ns), format!("{}.trusted.>", self.ns)]
+    }
+
+    /// `{ns}.request.{model}`.
+    pub fn request(&self, model: &Model) -> String {
+        format!("{}.request.{}", self.ns, encode_model(model.as_str()))
+    }
+
+    /// Takes the subject of a request apart; `None` where it is not one.
+    pub fn parse_request<'s>(&self, subject: &'s str) -> Option<RequestSubject<'s>> {
+        let rest = subject.strip_prefix(self.ns.as_str())?.strip_prefix('.')?;
+        if rest == "request" {
+            return Some(RequestSubject { model: None, trusted: false });
+        }
+        let (kind, model) = rest.split_once('.')?;
+        let trusted = match kind {
+            "request" => false,
+            "trusted" => true,
+            _ => return None,
+        };
+        Some(RequestSubject { model: Some(model), trusted })
+    }
+
+    /// `{ns}.worker.{worker}.rank.{r}`.
+    pub fn rank(&self, worker: &WorkerId, rank: DpRank) -> String {
+        format!("{}.worker.{worker}.rank.{rank}", self.ns)
+    }
+
+    /// `{ns}.worker.{worker}.any`, for requests without a rank.
+    pub fn any(&self, worker: &WorkerId) -> String {
+        format!("{}.worker.{worker}.any", self.ns)
+    }
+
+    /// `{ns}.worker.{worker}.cancel`, for cancels and probes.
+    pub fn worker_cancel(&self, worker: &WorkerId) -> String {
+        format!("{}.worker.{worker}.cancel", self.ns)
+    }
+
+    /// `{ns}.cancel.{request_id}`.
+    pub fn cancel(&self, request: &RequestId) -> String {
+        format!("{}.cancel.{request}", self.ns)
+    }
+
+    /// `{ns}.cancel.*`.
+    pub fn cancels(&self) -> String {
+        format!("{}.cancel.*", self.ns)
+    }
+
+    /// `{ns}.load.{worker}`.
+    pub fn load(&self, worker: &WorkerId) -> String {
+        format!("{}.load.{worker}", self.ns)
+    }
+
+    /// `{ns}.load.*`.
+    pub fn loads(&self) -> String {
+        format!("{}.load.*", self.ns)
+    }
+
+    /// The bucket of registrations.
+    pub fn workers_bucket(&self) -> String {
+        format!("{}_workers", self.ns)
+    }
+
+    /// The bucket of pins.
+    pub fn pins_bucket(&self) -> String {
+        format!("{}_pins", self.ns)
+    }
+
+    /// Prefix of the inboxes on which routers hear of their dispatches. It lies under a prefix of its own, so that
+    /// permissions can tell it from the inboxes of frontends.
+    pub fn router_inbox_prefix(&self) -> String {
+        format!("_INBOX_{}_router", self.ns)
+    }
+}
+
+/// Queue group of the routers on requests.
+pub const QUEUE: &str = "router";
+/// Queue group of a worker's ranks on `{ns}.worker.{worker}.any`.
+pub const ANY_QUEUE: &str = "any";
+
+/// Whether a byte of a model's name stands for itself in a subject.
+fn is_plain(byte: u8) -> bool {
+    byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-' | b'/' | b':' | b'+' | b'@' | b'=')
+}
+
+/// Writes a model's name as one subject token: `meta-llama/Llama-3.1-8B` gives `meta-llama/Llama-3%2E1-8B`.
+pub fn encode_model(name: &str) -> String {
+    let mut token = String::with_capacity(name.len() + 8);
+    for byte in name.bytes() {
+        if is_plain(byte) {
+            token.push(char::from(byte));
+        } else {
+            write!(token, "%{byte:02X}").expect("writing to a string cannot fail");
+        }
+    }
+    token
+}
+
+/// What is wrong with a model token.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ModelTokenError {
+    /// A byte that has to be written `%XX` stands there as it is.
+    #[error("the subject's model token holds {0:?}, which is written %{byte:02X}", byte = u32::from(*.0))]
+    Unencoded(char),
+    /// A `%` is not followed by two hex digits.
+    #[error("the subject's model token has a % without two hex digits after it")]
+    Percent,
+    /// The decoded bytes are not UTF-8.
+    #[error("the subject's model token is not UTF-8 when decoded")]
+    NotUtf8,
+    /// The decoded name breaks the rules of model names.
+    #[error("the subject's model name {0}")]
+    Name(#[from] NameError),
+}
+
+/// Reads a model token. Needless and lower-case encoding is read too.
+pub fn decode_model(token: &str) -> Result<Model, ModelTokenError> {
+    if !token.contains('%') {
+        return match token.chars().find(|c| !(c.is_ascii() && is_plain(*c as u8))) {
+            Some(found) => Err(ModelTokenError::Unencoded(found)),
+            None => Ok(Model::new(token)?),
+        };
+    }
+    if token.len() > 3 * MAX_MODEL_BYTES {
+        return Err(NameError::TooLong { len: token.len() / 3, max: MAX_MODEL_BYTES }.into());
+    }
+    let mut bytes = Vec::with_capacity(token.len());
+    let mut rest = token;
+    while let Some(next) = rest.chars().next() {
+        if next == '%' {
+            let digits = rest.get(1..3).filter(|d| d.bytes().all(|b| b.is_ascii_hexdigit()));
+            let byte = digits.and_then(|d| u8::from_str_radix(d, 16).ok());
+            bytes.push(byte.ok_or(ModelTokenError::Percent)?);
+            rest = &rest[3..];
+        } else if next.is_ascii() && is_plain(next as u8) {
+            bytes.push(next as u8);
+            rest = &rest[1..];
+        } else {
+            return Err(ModelTokenError::Unencoded(next));
+        }
+    }
+    let name = String::from_utf8(bytes).map_err(|_| ModelTokenError::NotUtf8)?;
+    Ok(Model::new(&name)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn subjects() -> Subjects {
+        Subjects::new(Namespace::new("rankpin").expect("valid"))
+    }
+
+    #[test]
+    fn request_subjects() {
+        let s = subjects();
+        let parse = |subject| s.parse_request(subject);
+        assert_eq!(parse("rankpin.request"), Some(RequestSubject { model: None, trusted: false }));
+        assert_eq!(parse("rankpin.request.a.b"), Some(RequestSubject { model: Some("a.b"), trusted: false }));
+        assert_eq!(parse("rankpin.trusted.m"), Some(RequestSubject { model: Some("m"), trusted: true }));
+        assert_eq!(parse("rankpin.trusted"), None);
+        assert_eq!(parse("other.request.m"), None);
+        assert_eq!(parse("rankpin.load.m"), None);
+    }
+
+    #[test]
+    fn model_tokens() {
+        for name in ["m", "meta-llama/Llama-3.1-8B", "100%", "x.y*z>", "😀", "a b"] {
+            let token = encode_model(name);
+            assert!(!token.contains(['.', ' ', '*', '>']), "{token}");
+            assert_eq!(decode_model(&token).expect("decodes").as_str(), name);
+        }
+        assert_eq!(decode_model("%6d").expect("lower case").as_str(), "m");
+        assert_eq!(decode_model("a.b"), Err(ModelTokenError::Unencoded('.')));
+        assert_eq!(decode_model("é"), Err(ModelTokenError::Unencoded('é')));
+        for bad in ["%", "%4", "%zz", "%+1", "m%é"] {
+            assert_eq!(decode_model(bad), Err(ModelTokenError::Percent), "{bad}");
+        }
+        assert_eq!(decode_model("%FF"), Err(ModelTokenError::NotUtf8));
+        assert!(decode_model("").is_err());
+        assert!(decode_model(&"m".repeat(257)).is_err());
+        assert!(decode_model(&"%6D".repeat(256)).is_ok());
+        assert!(decode_model(&"%6D".repeat(257)).is_err());
+        assert_eq!(
+            decode_model("a.b").unwrap_err().to_string(),
+            "the subject's model token holds '.', which is written %2E"
+        );
+    }
+}
