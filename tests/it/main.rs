@@ -2,5 +2,7 @@
 //!
 //! How a server is found: `CONTRIBUTING.md`.
 
+mod cli;
 mod link;
+mod schemas;
 mod support;
