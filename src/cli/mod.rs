@@ -1,6 +1,8 @@
 //! The command line, one file per subcommand.
 
+pub mod router;
 mod schema;
+pub mod signals;
 
 use clap::{Parser, Subcommand};
 
@@ -14,7 +16,7 @@ use crate::telemetry::logging::{self, LogFormat};
 #[command(name = "rankpin", version, max_term_width = 100, after_long_help = ENVIRONMENT)]
 pub struct Cli {
     /// How log lines are written to stderr [default: text]
-    #[arg(long, global = true, value_enum, env = "RANKPIN_LOG_FORMAT", value_name = "FORMAT")]
+    #[arg(long, global = true, value_enum, env = "RANKPIN_LOG_FORMAT", value_name = "FORMAT", display_order = 100)]
     log_format: Option<LogFormat>,
 
     #[command(subcommand)]
@@ -34,10 +36,9 @@ enum Command {
 impl Cli {
     /// Runs the subcommand to its end.
     pub async fn run(self) -> anyhow::Result<()> {
-        let log_format = self.log_format.unwrap_or_default();
         match self.command {
             Command::Schema(args) => {
-                logging::init(log_format)?;
+                logging::init(self.log_format.unwrap_or_default())?;
                 schema::run(&args)
             }
         }

@@ -7,5 +7,6 @@ pub mod error;
 pub mod hash;
 pub mod id;
 pub mod load;
+pub mod mode;
 pub mod session;
 pub mod worker;

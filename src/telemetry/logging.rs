@@ -22,6 +22,19 @@ pub enum LogFormat {
     Json,
 }
 
+impl LogFormat {
+    /// Each format with its name.
+    pub const NAMED: [(&'static str, Self); 2] = [("text", Self::Text), ("json", Self::Json)];
+
+    /// Its name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Text => "text",
+            Self::Json => "json",
+        }
+    }
+}
+
 /// Logging can't be set up.
 #[derive(Debug, thiserror::Error)]
 pub enum LoggingError {
