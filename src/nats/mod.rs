@@ -1,5 +1,6 @@
 //! The only place that names the NATS client library.
 
+pub mod bucket;
 pub mod headers;
 pub mod link;
 mod login;
