@@ -2,5 +2,6 @@
 //!
 //! How a server is found: `CONTRIBUTING.md`.
 
+mod golden_bodies;
 mod link;
 mod support;
