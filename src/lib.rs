@@ -1,5 +1,8 @@
 //! rankpin pins LLM conversations to a (worker, DP rank) over NATS.
 
+pub mod cli;
+pub mod config;
 pub mod core;
 pub mod nats;
+pub mod telemetry;
 pub mod wire;

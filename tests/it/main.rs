@@ -2,5 +2,8 @@
 //!
 //! How a server is found: `CONTRIBUTING.md`.
 
+mod cli;
+mod golden_bodies;
 mod link;
+mod schemas;
 mod support;
