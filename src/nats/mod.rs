@@ -3,8 +3,8 @@
 pub mod bucket;
 pub mod headers;
 pub mod link;
-pub mod subscriptions;
 mod login;
+pub mod subscriptions;
 
 pub use headers::Headers;
 pub use link::{ConnectError, Link, LinkOptions, LinkState};

@@ -7,3 +7,4 @@ mod golden_bodies;
 mod link;
 mod schemas;
 mod support;
+mod tidy;
