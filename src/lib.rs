@@ -2,4 +2,6 @@
 
 pub mod core;
 pub mod nats;
+pub mod sim;
 pub mod wire;
+pub mod worker;

@@ -2,7 +2,10 @@
 
 pub mod headers;
 pub mod link;
+pub mod registry;
+pub mod subscriptions;
 
+pub use async_nats::{PublishError, Subject};
 pub use headers::Headers;
 pub use link::{ConnectError, Link, LinkOptions, LinkState};
 
