@@ -1,8 +1,9 @@
 //! A worker's own key in the bucket of registrations (protocol section 7), as its owner needs it: read, put and
 //! deleted by compare-and-set, with one message each.
 //!
-//! The messages are written here rather than through the key-value store of the client library, because that hides
-//! the revision that a refused put names, and needs rights on the whole stream before the first put.
+//! Routers use a [`super::bucket::Bucket`]. A worker needs less and has to get along with less: its user may be
+//! allowed to publish its own key and nothing else. So the messages are written here, where the revision that a
+//! refused put names can be read.
 
 use std::time::Duration;
 

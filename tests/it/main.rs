@@ -1,0 +1,9 @@
+//! Integration tests, in one binary: they link once, and run against a real NATS server, never a stand-in.
+//!
+//! How a server is found: `CONTRIBUTING.md`.
+
+mod cli;
+mod golden_bodies;
+mod link;
+mod schemas;
+mod support;
