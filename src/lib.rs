@@ -4,5 +4,7 @@ pub mod cli;
 pub mod config;
 pub mod core;
 pub mod nats;
+pub mod sim;
 pub mod telemetry;
 pub mod wire;
+pub mod worker;
