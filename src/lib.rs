@@ -1,5 +1,6 @@
 //! rankpin pins LLM conversations to a (worker, DP rank) over NATS.
 
+pub mod client;
 pub mod core;
 pub mod nats;
 pub mod wire;
