@@ -12,6 +12,7 @@ use tokio::sync::watch;
 use tracing::{debug, info, warn};
 
 use super::Headers;
+use super::login::{self, Login};
 
 /// How often the server is pinged; two unanswered pings end the connection.
 const PING_INTERVAL: Duration = Duration::from_secs(10);
@@ -199,7 +200,7 @@ impl Link {
     /// permission violations that the server has told of by then.
     pub async fn barrier(&self) -> Result<(), ConnectError> {
         let (client, _) = self.client();
-        let silent = || ConnectError::Silent(self.shared.options.urls.join(","));
+        let silent = || ConnectError::Silent(login::shown(&self.shared.options.urls));
         let inbox = client.new_inbox();
         let round_trip = async {
             let mut echo = client.subscribe(inbox.clone()).await.ok()?;
@@ -307,7 +308,8 @@ async fn connect(options: &LinkOptions) -> Result<(Client, Events), ConnectError
     let mut addresses = Vec::new();
     for url in &options.urls {
         addresses.push(
-            url.parse::<ServerAddr>().map_err(|e| ConnectError::Url { url: url.clone(), problem: e.to_string() })?,
+            url.parse::<ServerAddr>()
+                .map_err(|e| ConnectError::Url { url: login::without_login(url), problem: e.to_string() })?,
         );
     }
     if addresses.is_empty() {
@@ -315,13 +317,13 @@ async fn connect(options: &LinkOptions) -> Result<(Client, Events), ConnectError
     }
     // Events are few (state changes and server errors), so their channel needs no bound.
     let (sender, events) = tokio::sync::mpsc::unbounded_channel();
-    let mut connect = ConnectOptions::new();
-    if let Some(path) = &options.creds {
-        connect = connect
+    let connect = match &options.creds {
+        Some(path) => ConnectOptions::new()
             .credentials_file(path)
             .await
-            .map_err(|e| ConnectError::Credentials { path: path.display().to_string(), problem: e.to_string() })?;
-    }
+            .map_err(|e| ConnectError::Credentials { path: path.display().to_string(), problem: e.to_string() })?,
+        None => Login::of(&addresses).apply(ConnectOptions::new()),
+    };
     let client = connect
         .name(&options.name)
         .custom_inbox_prefix(&options.inbox_prefix)
@@ -337,7 +339,7 @@ async fn connect(options: &LinkOptions) -> Result<(Client, Events), ConnectError
         })
         .connect(addresses)
         .await
-        .map_err(|e| ConnectError::Connect { urls: options.urls.join(","), problem: describe(&e) })?;
+        .map_err(|e| ConnectError::Connect { urls: login::shown(&options.urls), problem: describe(&e) })?;
     Ok((client, events))
 }
 

@@ -2,6 +2,7 @@
 
 pub mod headers;
 pub mod link;
+mod login;
 
 pub use headers::Headers;
 pub use link::{ConnectError, Link, LinkOptions, LinkState};

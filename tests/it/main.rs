@@ -1,0 +1,6 @@
+//! Integration tests, in one binary: they link once, and run against a real NATS server, never a stand-in.
+//!
+//! How a server is found: `CONTRIBUTING.md`.
+
+mod link;
+mod support;
