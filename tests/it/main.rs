@@ -2,5 +2,6 @@
 //!
 //! How a server is found: `CONTRIBUTING.md`.
 
+mod client;
 mod link;
 mod support;
