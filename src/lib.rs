@@ -2,5 +2,6 @@
 
 pub mod client;
 pub mod core;
+pub mod local;
 pub mod nats;
 pub mod wire;
