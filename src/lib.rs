@@ -1,7 +1,9 @@
 //! rankpin pins LLM conversations to a (worker, DP rank) over NATS.
 
+pub mod cli;
 pub mod client;
 pub mod core;
 pub mod local;
 pub mod nats;
+pub mod telemetry;
 pub mod wire;

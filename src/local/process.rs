@@ -79,8 +79,7 @@ fn apart(_command: &mut Command) {}
 /// This very program with other arguments. Settings of the environment do not reach it, except what is logged: they
 /// are meant for whoever runs the owner.
 pub fn ourselves() -> Result<Command, LocalError> {
-    let program =
-        std::env::current_exe().map_err(|source| LocalError::Start { name: "rankpin".to_owned(), source })?;
+    let program = std::env::current_exe().map_err(|source| LocalError::Start { name: "rankpin".to_owned(), source })?;
     let mut command = Command::new(program);
     for (name, _) in std::env::vars_os() {
         let text = name.to_string_lossy();
@@ -107,7 +106,8 @@ mod tests {
         }
         assert_eq!(process.log_end(), "hello");
         assert!(process.ended().is_none());
-        let alive = |id: u32| Command::new("kill").args(["-0", &id.to_string()]).output().expect("kill").status.success();
+        let alive =
+            |id: u32| Command::new("kill").args(["-0", &id.to_string()]).output().expect("kill").status.success();
         let id = process.id();
         assert!(alive(id));
         drop(process);

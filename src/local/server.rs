@@ -68,9 +68,8 @@ fn find() -> Result<PathBuf, LocalError> {
     }
     if let Some(script) = script() {
         let name = script.display().to_string();
-        let output = Command::new(&script)
-            .output()
-            .map_err(|source| LocalError::Start { name: name.clone(), source })?;
+        let output =
+            Command::new(&script).output().map_err(|source| LocalError::Start { name: name.clone(), source })?;
         if !output.status.success() {
             let output = String::from_utf8_lossy(&output.stderr).trim_end().to_owned();
             return Err(LocalError::Script { script: name, output });

@@ -2,6 +2,8 @@
 //!
 //! How a server is found: `CONTRIBUTING.md`.
 
+mod cli;
 mod client;
 mod link;
+mod schemas;
 mod support;

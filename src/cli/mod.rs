@@ -1,0 +1,61 @@
+//! The command line, one file per subcommand.
+
+mod schema;
+
+use clap::{Parser, Subcommand};
+
+use crate::telemetry::logging::{self, LogFormat};
+
+/// Keeps every conversation with a language model on the worker and data-parallel rank that has its prefix cached.
+///
+/// Frontends publish requests to NATS; routers choose a worker and rank for each and remember the choice per
+/// session; workers answer straight to the frontend.
+#[derive(Debug, Parser)]
+#[command(name = "rankpin", version, max_term_width = 100, after_long_help = ENVIRONMENT)]
+pub struct Cli {
+    /// How log lines are written to stderr [default: text]
+    #[arg(long, global = true, value_enum, env = "RANKPIN_LOG_FORMAT", value_name = "FORMAT")]
+    log_format: Option<LogFormat>,
+
+    #[command(subcommand)]
+    command: Command,
+}
+
+const ENVIRONMENT: &str = "\
+Environment:
+  RANKPIN_LOG  what is logged: a level (error, warn, info, debug, trace), or levels per module
+               such as warn,rankpin::router=debug [default: RUST_LOG, else info]";
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    Schema(schema::Args),
+}
+
+impl Cli {
+    /// Runs the subcommand to its end.
+    pub async fn run(self) -> anyhow::Result<()> {
+        let log_format = self.log_format.unwrap_or_default();
+        match self.command {
+            Command::Schema(args) => {
+                logging::init(log_format)?;
+                schema::run(&args)
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_help_text_shows_an_example() {
+        use clap::CommandFactory as _;
+
+        Cli::command().debug_assert();
+        for mut command in Cli::command().get_subcommands().cloned() {
+            let help = command.render_long_help().to_string();
+            assert!(help.contains("Example"), "{} --help shows none", command.get_name());
+        }
+    }
+}
