@@ -70,12 +70,11 @@ pub async fn ready<T>(process: &mut Process, mut look: impl AsyncFnMut() -> Opti
         if let Some(found) = look().await {
             return Ok(found);
         }
-        let name = || process.name().to_owned();
         if let Some(status) = process.ended() {
             return Err(LocalError::Ended { name: process.name().to_owned(), status, log: process.log_end() });
         }
         if tokio::time::Instant::now() >= end {
-            return Err(LocalError::NotReady { name: name(), log: process.log_end() });
+            return Err(LocalError::NotReady { name: process.name().to_owned(), log: process.log_end() });
         }
         tokio::time::sleep(LOOK_AGAIN).await;
     }
