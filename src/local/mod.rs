@@ -50,12 +50,10 @@ pub enum LocalError {
         /// The end of its log.
         log: String,
     },
-    /// A process is not ready in time.
-    #[error("{name} is not ready within {} s; it said:\n{log}", START_TIMEOUT.as_secs())]
+    /// Processes are not ready in time.
+    #[error("the local cluster is not ready within {} s; its processes said:\n{log}", START_TIMEOUT.as_secs())]
     NotReady {
-        /// Its name.
-        name: String,
-        /// The end of its log.
+        /// The ends of their logs.
         log: String,
     },
     /// A file or directory of the cluster can't be written.
@@ -63,18 +61,25 @@ pub enum LocalError {
     Files(#[from] std::io::Error),
 }
 
-/// Looks until the process is ready, has ended, or [`START_TIMEOUT`] has passed.
-pub async fn ready<T>(process: &mut Process, mut look: impl AsyncFnMut() -> Option<T>) -> Result<T, LocalError> {
+/// Looks until there is what is looked for, one of the processes that it takes has ended, or [`START_TIMEOUT`] has
+/// passed.
+pub async fn ready<T>(
+    processes: &mut [&mut Process],
+    mut look: impl AsyncFnMut() -> Option<T>,
+) -> Result<T, LocalError> {
     let end = tokio::time::Instant::now() + START_TIMEOUT;
     loop {
         if let Some(found) = look().await {
             return Ok(found);
         }
-        if let Some(status) = process.ended() {
-            return Err(LocalError::Ended { name: process.name().to_owned(), status, log: process.log_end() });
+        for process in &mut *processes {
+            if let Some(status) = process.ended() {
+                return Err(LocalError::Ended { name: process.name().to_owned(), status, log: process.log_end() });
+            }
         }
         if tokio::time::Instant::now() >= end {
-            return Err(LocalError::NotReady { name: process.name().to_owned(), log: process.log_end() });
+            let logs = processes.iter().map(|process| format!("{}:\n{}", process.name(), process.log_end()));
+            return Err(LocalError::NotReady { log: logs.collect::<Vec<_>>().join("\n") });
         }
         tokio::time::sleep(LOOK_AGAIN).await;
     }

@@ -29,7 +29,7 @@ impl NatsServer {
         command.arg("--store_dir").arg(dir.join("store")).arg("--ports_file_dir").arg(&ports);
         let mut process = Process::start("nats-server", command, dir)?;
         // The server writes the file once it takes connections.
-        let (url, monitor) = ready(&mut process, async || read_ports(&ports)).await?;
+        let (url, monitor) = ready(&mut [&mut process], async || read_ports(&ports)).await?;
         Ok(Self { process, url, monitor })
     }
 
