@@ -1,7 +1,9 @@
 //! rankpin pins LLM conversations to a (worker, DP rank) over NATS.
 
+pub mod bench;
 pub mod cli;
 pub mod client;
+pub mod config;
 pub mod core;
 pub mod local;
 pub mod nats;

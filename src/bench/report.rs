@@ -1,6 +1,7 @@
 //! The result: medians over the rounds, as a table or as JSON.
 
-use comfy_table::{CellAlignment, Table, presets};
+use comfy_table::presets::NOTHING;
+use comfy_table::{CellAlignment, Table};
 use serde_json::{Value, json};
 
 use super::load::Sample;
@@ -135,9 +136,17 @@ impl Report {
     /// For people.
     pub fn table(&self) -> String {
         let mut table = Table::new();
-        table.load_preset(presets::NOTHING);
+        table.load_style(NOTHING);
         table.set_header([
-            "in flight", "way", "requests/s", "p50 ms", "p99 ms", "p99.9 ms", "server µs", "worker µs", "middle µs",
+            "in flight",
+            "way",
+            "requests/s",
+            "p50 ms",
+            "p99 ms",
+            "p99.9 ms",
+            "server µs",
+            "worker µs",
+            "middle µs",
             "generator µs",
         ]);
         for level in &self.levels {

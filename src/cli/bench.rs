@@ -13,17 +13,19 @@ use crate::nats::LinkOptions;
 
 /// Measure what the router costs, against a null forwarder and against no router at all
 ///
-/// Starts a NATS server, a router, a worker that echoes and a null forwarder, and measures in turns, with bodies of
-/// the same size, a fixed number of requests in flight and one load generator:
+/// Starts a NATS server, a router, a worker that echoes and a null forwarder, and measures in turns,
+/// each time with the same bodies and one load generator that keeps so many requests in flight:
 ///
-///   direct          generator → worker → generator: request and reply, 2 messages. The request goes to the subject
-///                   of a rank, with the headers that a router writes. It has no router's inbox, so the worker sends
-///                   no events
-///   null forwarder  generator → forwarder → worker → generator: 3 messages. The forwarder is a queue-group
-///                   subscriber that publishes each message again, unchanged: the least that anything in between
-///                   can do
-///   router          generator → router → worker → generator, sessions pinned: request, dispatch, reply, and the
-///                   worker's events to the router, accepted and finished: 5 messages, 4 with --accept no
+///   direct: generator → worker → generator. Request and reply, 2 messages. The request goes to the
+///     subject of a rank with the headers that a router writes, and names no router's inbox, so the
+///     worker sends no events.
+///
+///   null forwarder: generator → forwarder → worker → generator. 3 messages. The forwarder is a
+///     queue-group subscriber that publishes each message again, unchanged: the least that anything
+///     in between can do.
+///
+///   router: generator → router → worker → generator, sessions pinned. Request, dispatch and reply,
+///     and the worker's events accepted and finished to the router: 5 messages, 4 with --accept no.
 ///
 /// With --nats-url it measures a cluster that runs, and starts only the null forwarder.
 #[derive(Debug, clap::Args)]
@@ -105,10 +107,11 @@ pub(super) async fn run(args: Args) -> anyhow::Result<()> {
     let json = args.json;
     let options = args.options();
     let bar = progress();
+    let stop = super::signals::stop()?;
     let report = tokio::select! {
-        // Dropping the run ends all that it started.
         report = bench::run(&options, |doing| bar.set_message(doing.to_owned())) => report?,
-        signal = super::signal::stop() => anyhow::bail!("stopped by {signal}"),
+        // The run is dropped, and ends all that it started.
+        () = stop => anyhow::bail!("stopped by a signal"),
     };
     bar.finish_and_clear();
     if json {

@@ -1,6 +1,9 @@
 //! The command line, one file per subcommand.
 
+mod bench;
+pub mod router;
 mod schema;
+pub mod signals;
 
 use clap::{Parser, Subcommand};
 
@@ -14,7 +17,7 @@ use crate::telemetry::logging::{self, LogFormat};
 #[command(name = "rankpin", version, max_term_width = 100, after_long_help = ENVIRONMENT)]
 pub struct Cli {
     /// How log lines are written to stderr [default: text]
-    #[arg(long, global = true, value_enum, env = "RANKPIN_LOG_FORMAT", value_name = "FORMAT")]
+    #[arg(long, global = true, value_enum, env = "RANKPIN_LOG_FORMAT", value_name = "FORMAT", display_order = 100)]
     log_format: Option<LogFormat>,
 
     #[command(subcommand)]
@@ -29,15 +32,25 @@ Environment:
 #[derive(Debug, Subcommand)]
 enum Command {
     Schema(schema::Args),
+    Bench(bench::Args),
+    #[command(hide = true)]
+    BenchForwarder(bench::ForwarderArgs),
 }
 
 impl Cli {
     /// Runs the subcommand to its end.
     pub async fn run(self) -> anyhow::Result<()> {
-        let log_format = self.log_format.unwrap_or_default();
         match self.command {
+            Command::Bench(args) => {
+                logging::init_quietly(self.log_format.unwrap_or_default())?;
+                bench::run(args).await
+            }
+            Command::BenchForwarder(args) => {
+                logging::init(self.log_format.unwrap_or_default())?;
+                bench::run_forwarder(args).await
+            }
             Command::Schema(args) => {
-                logging::init(log_format)?;
+                logging::init(self.log_format.unwrap_or_default())?;
                 schema::run(&args)
             }
         }

@@ -131,9 +131,10 @@ fn millis(duration: Duration) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::core::ask::RankHint;
     use crate::core::id::{Namespace, Origin};
     use crate::wire::header::Known;
-    use crate::wire::request::{RankHint, Reading, RequestHead};
+    use crate::wire::request::{Reading, RequestHead};
 
     #[test]
     fn a_router_reads_what_was_written() {

@@ -201,6 +201,11 @@ impl SessionId {
         printable(text)?;
         Ok(Self(text.into()))
     }
+
+    /// Takes an id that the core itself made.
+    pub(in crate::core) fn unchecked(text: &str) -> Self {
+        Self(text.into())
+    }
 }
 
 /// The number of one data-parallel replica, global over all workers of a pool: 0 to 65535.

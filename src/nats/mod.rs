@@ -1,11 +1,14 @@
 //! The only place that names the NATS client library.
 
+pub mod bucket;
 pub mod headers;
 pub mod link;
 mod login;
+pub mod subscriptions;
 
 pub use headers::Headers;
 pub use link::{ConnectError, Link, LinkOptions, LinkState};
+pub use subscriptions::Subscriptions;
 
 use bytes::Bytes;
 

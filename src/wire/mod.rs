@@ -3,6 +3,7 @@
 //! Everything is checked here, once; code further in trusts what it is given. These are the only serde types, and
 //! the JSON Schemas under `schemas/` are generated from them.
 
+pub mod body;
 pub mod event;
 pub mod header;
 pub mod load;

@@ -1,5 +1,6 @@
 //! Which conversation a request belongs to.
 
+pub mod derived;
 pub mod named;
 
 use super::id::{Origin, SessionId};

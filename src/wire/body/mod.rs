@@ -1,0 +1,144 @@
+//! The one pass over a request's body (protocol sections 3.2 and 4): its model and what its conversation hashes to.
+//!
+//! No tree is built. [`json`] and [`msgpack`] walk the bytes, iteratively and whatever their depth, and tell the
+//! [`counter`] what begins, what ends and what texts there are; the counter alone knows the rules of section 4. So a
+//! rule is written once, and a new body shape is a matter of the counter.
+//!
+//! Time is linear in the body. Memory is that of the longest text with escapes, of 16 bytes an item, and of a bit for
+//! each level of nesting.
+
+mod counter;
+mod json;
+mod msgpack;
+mod text;
+
+use super::Encoding;
+use crate::core::error::RouteError;
+use crate::core::id::{Model, NameError};
+use crate::core::session::derived::{Element, Prefixes};
+use counter::Counter;
+
+/// A body nested deeper gives no derived session (protocol section 3.2); the body itself is level 1.
+pub const MAX_LEVELS: usize = 128;
+
+/// What a router wants to know of a body. Whether it is valid is always found out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Wanted {
+    /// The model: the subject names none.
+    pub model: bool,
+    /// The elements of the conversation: no header names a session, and affinity is on.
+    pub elements: bool,
+}
+
+/// What a valid body says.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Reading {
+    /// The `model` at the top, where it was wanted and is a string.
+    pub model: Option<String>,
+    /// The `previous_response_id` at the top, where it is a string: the response whose session goes on.
+    pub previous_response_id: Option<String>,
+    /// The counted elements in order, `system` first. `None` where they were not wanted, or where the body gives no
+    /// derived session: its shape is unexpected, it is nested too deep, or nothing in it counts.
+    pub elements: Option<Vec<Element>>,
+}
+
+impl Reading {
+    /// The model of a request whose subject names none.
+    pub fn model(&self) -> Result<Model, BodyError> {
+        Model::new(self.model.as_deref().ok_or(BodyError::NoModel)?).map_err(BodyError::Model)
+    }
+
+    /// The keys of the input's prefixes, where the body gives a derived session.
+    pub fn prefixes(&self, model: &Model) -> Option<Prefixes> {
+        Prefixes::of(model, self.elements.as_deref()?)
+    }
+}
+
+/// Why a body is refused: every case is a 400 `invalid_request` (protocol section 3.2). `Display` completes nothing, it
+/// is the message that the frontend reads.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum BodyError {
+    /// A byte order mark, which common parsers refuse and others skip.
+    #[error("the body starts with a byte order mark")]
+    ByteOrderMark,
+    /// Not one JSON or MessagePack value.
+    #[error("the body is not valid {}: {problem} at byte {at}", .encoding.name())]
+    Invalid {
+        /// What it should have been.
+        encoding: Encoding,
+        /// What is wrong.
+        problem: &'static str,
+        /// Offset in bytes, from 0.
+        at: usize,
+    },
+    /// A field that routing depends on stands twice: parsers differ in which of them counts.
+    #[error("the body has {field:?} twice at the top, again at byte {at}")]
+    Twice {
+        /// The field.
+        field: &'static str,
+        /// Offset of the second one in bytes, from 0.
+        at: usize,
+    },
+    /// Neither subject nor body says which model.
+    #[error("the subject names no model, and the body has no string \"model\" at the top")]
+    NoModel,
+    /// The body's model can't be one.
+    #[error("the body's model {0}")]
+    Model(NameError),
+}
+
+impl From<BodyError> for RouteError {
+    fn from(error: BodyError) -> Self {
+        Self::InvalidRequest(error.to_string())
+    }
+}
+
+impl Encoding {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Json => "JSON",
+            Self::MessagePack => "MessagePack",
+        }
+    }
+}
+
+/// What is wrong, and at which byte; small, since nested texts fail often and silently.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Flaw {
+    kind: FlawKind,
+    at: usize,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum FlawKind {
+    Syntax(&'static str),
+    Twice(&'static str),
+}
+
+impl Flaw {
+    fn syntax(problem: &'static str, at: usize) -> Self {
+        Self { kind: FlawKind::Syntax(problem), at }
+    }
+
+    fn twice(field: &'static str, at: usize) -> Self {
+        Self { kind: FlawKind::Twice(field), at }
+    }
+}
+
+/// Reads a body once, from its first byte to its last.
+pub fn read(body: &[u8], encoding: Encoding, wanted: Wanted) -> Result<Reading, BodyError> {
+    const BYTE_ORDER_MARK: &[u8] = "\u{feff}".as_bytes();
+    if encoding == Encoding::Json && body.starts_with(BYTE_ORDER_MARK) {
+        return Err(BodyError::ByteOrderMark);
+    }
+    let mut counter = Counter::new(wanted);
+    let read = match encoding {
+        Encoding::Json => json::read(body, &mut counter),
+        Encoding::MessagePack => msgpack::read(body, &mut counter),
+    };
+    match read {
+        Ok(()) => Ok(counter.finish()),
+        Err(Flaw { kind: FlawKind::Syntax(problem), at }) => Err(BodyError::Invalid { encoding, problem, at }),
+        Err(Flaw { kind: FlawKind::Twice(field), at }) => Err(BodyError::Twice { field, at }),
+    }
+}
