@@ -18,9 +18,9 @@ use bytes::Bytes;
 #[derive(Debug, Clone)]
 pub struct Inbound {
     /// Where it was published.
-    pub subject: async_nats::Subject,
+    pub subject: Subject,
     /// The reply subject, if it has one.
-    pub reply: Option<async_nats::Subject>,
+    pub reply: Option<Subject>,
     /// Its headers.
     pub headers: Headers,
     /// Its payload, not copied.

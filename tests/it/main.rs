@@ -3,6 +3,7 @@
 //! How a server is found: `CONTRIBUTING.md`.
 
 mod cli;
+mod client;
 mod golden;
 mod golden_bodies;
 mod link;
