@@ -4,5 +4,6 @@ pub mod cli;
 pub mod config;
 pub mod core;
 pub mod nats;
+pub mod router;
 pub mod telemetry;
 pub mod wire;
