@@ -7,6 +7,7 @@ pub mod config;
 pub mod core;
 pub mod local;
 pub mod nats;
+pub mod router;
 pub mod sim;
 pub mod telemetry;
 pub mod wire;

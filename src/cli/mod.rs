@@ -1,9 +1,9 @@
 //! The command line, one file per subcommand.
 
 mod bench;
-pub mod router;
+mod router;
 mod schema;
-pub mod signals;
+mod signals;
 
 use clap::{Parser, Subcommand};
 
@@ -31,6 +31,7 @@ Environment:
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    Router(router::Args),
     Schema(schema::Args),
     Bench(bench::Args),
     #[command(hide = true)]
@@ -41,6 +42,11 @@ impl Cli {
     /// Runs the subcommand to its end.
     pub async fn run(self) -> anyhow::Result<()> {
         match self.command {
+            Command::Router(args) => {
+                let config = args.resolve(self.log_format)?;
+                logging::init(config.log_format)?;
+                router::run(config).await
+            }
             Command::Bench(args) => {
                 logging::init_quietly(self.log_format.unwrap_or_default())?;
                 bench::run(args).await

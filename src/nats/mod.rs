@@ -1,6 +1,7 @@
 //! The only place that names the NATS client library.
 
 pub mod bucket;
+pub mod guard;
 pub mod headers;
 pub mod link;
 mod login;
