@@ -5,5 +5,7 @@ pub mod config;
 pub mod core;
 pub mod nats;
 pub mod router;
+pub mod sim;
 pub mod telemetry;
 pub mod wire;
+pub mod worker;

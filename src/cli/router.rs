@@ -107,8 +107,8 @@ mod tests {
         let args = parse(&["--pin-ttl", "2h", "--untrusted-frontends", "--listen=off"]);
         let expected = [("listen", "off"), ("pin_ttl", "2h"), ("untrusted_frontends", "true")];
         assert!(args.flags.iter().map(|(key, text)| (*key, text.as_str())).eq(expected));
-        let config = args.resolve(Some(LogFormat::Json)).expect("valid");
-        assert_eq!((config.log_format, config.listen), (LogFormat::Json, None));
+        let config = config::resolve(&args.flags, &|_| None).expect("valid");
+        assert_eq!((config.pin_ttl.as_secs(), config.listen), (7200, None));
         assert_eq!(parse(&["--untrusted-frontends=false"]).flags["untrusted_frontends"], "false");
     }
 }

@@ -5,8 +5,10 @@ pub mod guard;
 pub mod headers;
 pub mod link;
 mod login;
+pub mod registry;
 pub mod subscriptions;
 
+pub use async_nats::{PublishError, Subject};
 pub use headers::Headers;
 pub use link::{ConnectError, Link, LinkOptions, LinkState};
 pub use subscriptions::Subscriptions;

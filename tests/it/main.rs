@@ -3,7 +3,9 @@
 //! How a server is found: `CONTRIBUTING.md`.
 
 mod cli;
+mod golden;
 mod golden_bodies;
 mod link;
 mod schemas;
 mod support;
+mod tidy;
