@@ -1,5 +1,6 @@
 //! The command line, one file per subcommand.
 
+mod bench;
 pub mod router;
 mod schema;
 pub mod signals;
@@ -31,12 +32,23 @@ Environment:
 #[derive(Debug, Subcommand)]
 enum Command {
     Schema(schema::Args),
+    Bench(bench::Args),
+    #[command(hide = true)]
+    BenchForwarder(bench::ForwarderArgs),
 }
 
 impl Cli {
     /// Runs the subcommand to its end.
     pub async fn run(self) -> anyhow::Result<()> {
         match self.command {
+            Command::Bench(args) => {
+                logging::init_quietly(self.log_format.unwrap_or_default())?;
+                bench::run(args).await
+            }
+            Command::BenchForwarder(args) => {
+                logging::init(self.log_format.unwrap_or_default())?;
+                bench::run_forwarder(args).await
+            }
             Command::Schema(args) => {
                 logging::init(self.log_format.unwrap_or_default())?;
                 schema::run(&args)

@@ -11,6 +11,8 @@ const FILTER_VARIABLES: [&str; 2] = ["RANKPIN_LOG", "RUST_LOG"];
 /// What is logged where none of them is set. The NATS client's own state changes are logged by `nats::link`, in
 /// our words and with the connection's name.
 const DEFAULT_FILTER: &str = "info,async_nats=warn";
+/// The same for a command whose result is what it prints.
+const QUIET_FILTER: &str = "error,async_nats=off";
 
 /// How log lines are written.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, clap::ValueEnum)]
@@ -55,7 +57,16 @@ pub enum LoggingError {
 
 /// Sends log lines to stderr from now on, panics included. To be called once.
 pub fn init(format: LogFormat) -> Result<(), LoggingError> {
-    let builder = tracing_subscriber::fmt().with_env_filter(filter()?).with_writer(std::io::stderr);
+    init_with(format, DEFAULT_FILTER)
+}
+
+/// The same for a command whose result is what it prints: only errors are logged where no variable says more.
+pub fn init_quietly(format: LogFormat) -> Result<(), LoggingError> {
+    init_with(format, QUIET_FILTER)
+}
+
+fn init_with(format: LogFormat, default: &str) -> Result<(), LoggingError> {
+    let builder = tracing_subscriber::fmt().with_env_filter(filter(default)?).with_writer(std::io::stderr);
     let set = match format {
         LogFormat::Text => {
             let colours = std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none();
@@ -68,11 +79,11 @@ pub fn init(format: LogFormat) -> Result<(), LoggingError> {
     Ok(())
 }
 
-fn filter() -> Result<EnvFilter, LoggingError> {
+fn filter(default: &str) -> Result<EnvFilter, LoggingError> {
     let value_of = |name| std::env::var(name).ok().filter(|value| !value.trim().is_empty());
     let set = FILTER_VARIABLES.iter().find_map(|name| Some((*name, value_of(*name)?)));
     let Some((variable, value)) = set else {
-        return Ok(EnvFilter::new(DEFAULT_FILTER));
+        return Ok(EnvFilter::new(default));
     };
     EnvFilter::try_new(&value).map_err(|e| LoggingError::Filter { variable, problem: e.to_string(), value })
 }

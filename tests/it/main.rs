@@ -4,6 +4,7 @@
 
 mod cli;
 mod golden;
+mod client;
 mod golden_bodies;
 mod link;
 mod schemas;
