@@ -12,9 +12,11 @@ use tokio::net::TcpListener;
 
 use super::state::Router;
 
-/// Listens; an address in use is an error at start.
+/// Listens; an address in use is an error at start. The log says where, since port 0 is any free port.
 pub async fn bind(address: SocketAddr) -> std::io::Result<TcpListener> {
-    TcpListener::bind(address).await
+    let listener = TcpListener::bind(address).await?;
+    tracing::info!(address = %listener.local_addr()?, "health and metrics are served over HTTP");
+    Ok(listener)
 }
 
 /// Serves for ever.

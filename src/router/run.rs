@@ -137,12 +137,12 @@ async fn start(config: RouterConfig) -> Result<Running, RouterError> {
     let (leave, left) = oneshot::channel();
     let mut requests = JoinSet::new();
     requests.spawn(intake::read_requests(Arc::clone(&router), incoming, left));
-    tracing::info!(
-        namespace = %router.config.namespace,
-        pins = router.state().mirror.len(),
-        workers = router.state().fleet.iter().count(),
-        "router is ready"
-    );
+    // The macro keeps what its arguments borrow until it is done: two locks in it would wait for each other.
+    let (pins, workers) = {
+        let state = router.state();
+        (state.mirror.len(), state.fleet.iter().count())
+    };
+    tracing::info!(namespace = %router.config.namespace, pins, workers, "router is ready");
     Ok(Running { router, tasks, requests, leave })
 }
 
@@ -179,8 +179,7 @@ async fn provide(bucket: &Bucket, max_age: Duration, provision: Provision) -> Re
                 }
             }
             Look::NoJetStream(problem) => {
-                let urls = bucket.link().options().urls.join(",");
-                return Err(RouterError::NoJetStream { urls, problem });
+                return Err(RouterError::NoJetStream { urls: bucket.link().servers(), problem });
             }
             Look::Silent(problem) => {
                 bucket.link().check_permissions()?;

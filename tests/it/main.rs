@@ -8,5 +8,6 @@ mod golden;
 mod golden_bodies;
 mod link;
 mod schemas;
+mod start_stop;
 mod support;
 mod tidy;
