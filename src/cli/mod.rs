@@ -1,6 +1,7 @@
 //! The command line, one file per subcommand.
 
 mod bench;
+mod demo;
 pub mod router;
 mod schema;
 pub mod signals;
@@ -32,6 +33,7 @@ Environment:
 #[derive(Debug, Subcommand)]
 enum Command {
     Schema(schema::Args),
+    Demo(demo::Args),
     Bench(bench::Args),
     #[command(hide = true)]
     BenchForwarder(bench::ForwarderArgs),
@@ -48,6 +50,10 @@ impl Cli {
             Command::BenchForwarder(args) => {
                 logging::init(self.log_format.unwrap_or_default())?;
                 bench::run_forwarder(args).await
+            }
+            Command::Demo(args) => {
+                logging::init_quietly(self.log_format.unwrap_or_default())?;
+                demo::run(args).await
             }
             Command::Schema(args) => {
                 logging::init(self.log_format.unwrap_or_default())?;
