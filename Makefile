@@ -1,8 +1,22 @@
-# What this project is worked on with. `make help` lists it.
-.PHONY: help schemas
+# What this project is worked on with; `make` alone lists it.
+.DEFAULT_GOAL := help
+.PHONY: help demo test bench fmt lint docs schemas
 
 help: ## List what can be made
-	@sed -n 's/^\([a-z][a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
+	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+test: ## Run all tests, the integration tests against a real NATS server
+	RANKPIN_NATS_SERVER="$$(scripts/nats-server)" && export RANKPIN_NATS_SERVER && cargo test --locked
+
+fmt: ## Format the sources
+	cargo fmt
+
+lint: ## Check format and lints as CI does
+	cargo fmt --check
+	cargo clippy --locked --all-targets -- --deny warnings
+
+docs: ## Build the API documentation; a broken link is an error
+	RUSTDOCFLAGS="--deny warnings" cargo doc --locked --no-deps --document-private-items
 
 schemas: ## Write the JSON Schemas under schemas/ from the types
-	cargo run --quiet -- schema --out schemas
+	cargo run --locked --quiet -- schema --out schemas

@@ -8,5 +8,8 @@ pub mod core;
 pub mod demo;
 pub mod local;
 pub mod nats;
+pub mod router;
+pub mod sim;
 pub mod telemetry;
 pub mod wire;
+pub mod worker;

@@ -19,6 +19,7 @@ pub fn stop() -> std::io::Result<impl Future<Output = ()> + Send> {
         tokio::spawn(async move {
             let (name, number) = signals.next().await;
             warn!(signal = name, "ending at once");
+            #[expect(clippy::exit, reason = "whoever sends a second signal does not want to wait for anything")]
             std::process::exit(128 + number);
         });
     })

@@ -2,6 +2,7 @@ use std::time::Duration;
 
 use super::setting::SETTINGS;
 use super::*;
+use crate::core::id::Model;
 
 /// Resolves flags, variables and the text of a file.
 fn with(flags: &[(&'static str, &str)], variables: &[(&str, &str)], file: &str) -> Result<RouterConfig, String> {
@@ -225,7 +226,7 @@ fn configured_workers_are_plain_responders() {
     assert_eq!(legacy.kind, crate::core::worker::WorkerKind::Plain);
     assert_eq!(legacy.subject.as_deref(), Some("svc.legacy"));
     assert_eq!((legacy.ranks.start().0, legacy.ranks.size(), legacy.weight), (0, 1, 1.0));
-    assert_eq!(ranked.models.iter().map(|m| m.as_str()).collect::<Vec<_>>(), ["a", "m"]);
+    assert_eq!(ranked.models.iter().map(Model::as_str).collect::<Vec<_>>(), ["a", "m"]);
     assert_eq!((ranked.ranks.start().0, ranked.ranks.size()), (4, 4));
     assert_eq!((ranked.pool.as_str(), &*ranked.device), ("eu", "cpu"));
     assert_eq!((ranked.weight, ranked.max_inflight), (2.0, Some(8)));

@@ -34,6 +34,18 @@ pub struct WorkerSlot {
     generation: u32,
 }
 
+impl WorkerSlot {
+    /// As two numbers, to be written into a subject.
+    pub fn parts(self) -> (u32, u32) {
+        (self.index, self.generation)
+    }
+
+    /// From two numbers; a slot that never was names nobody.
+    pub fn from_parts(index: u32, generation: u32) -> Self {
+        Self { index, generation }
+    }
+}
+
 /// One worker as the router sees it.
 #[derive(Debug)]
 pub struct Worker {
@@ -49,6 +61,7 @@ pub struct Worker {
     own_unranked: u32,
     accepted: u32,
     refused_probes: u8,
+    last_probe_refused: bool,
     report: Option<(Report, Instant)>,
 }
 
@@ -213,10 +226,20 @@ impl Fleet {
             .collect()
     }
 
-    /// A probe was refused, or was not. True where the worker is lost by it, and removed.
-    pub fn handle_probe(&mut self, slot: WorkerSlot, refused: bool) -> bool {
+    /// A probe is sent: the one before it, unless it was refused, has reached somebody.
+    pub fn begin_probe(&mut self, slot: WorkerSlot) {
+        if let Some(worker) = self.get_mut(slot)
+            && !std::mem::take(&mut worker.last_probe_refused)
+        {
+            worker.refused_probes = 0;
+        }
+    }
+
+    /// A probe was refused: nobody listens. True where the worker is lost by it, and removed.
+    pub fn handle_refused_probe(&mut self, slot: WorkerSlot) -> bool {
         let Some(worker) = self.get_mut(slot) else { return false };
-        worker.refused_probes = if refused { worker.refused_probes + 1 } else { 0 };
+        worker.last_probe_refused = true;
+        worker.refused_probes += 1;
         if worker.refused_probes < PROBES_UNTIL_LOST {
             return false;
         }
@@ -306,6 +329,7 @@ impl Fleet {
             own_unranked: 0,
             accepted: 0,
             refused_probes: 0,
+            last_probe_refused: false,
             report: None,
         };
         let index = if let Some(index) = self.free.pop() {

@@ -42,13 +42,18 @@ pub struct Entry {
 pub struct Mirror {
     entries: HashMap<PinKey, Entry>,
     ages: VecDeque<(Instant, PinKey, u64)>,
+    derived: usize,
     ttl: Duration,
+}
+
+fn is_derived(entry: &Entry) -> bool {
+    entry.pin.as_ref().is_some_and(|pin| pin.origin == Origin::Derived)
 }
 
 impl Mirror {
     /// An empty mirror of a bucket whose values live for `ttl`.
     pub fn new(ttl: Duration) -> Self {
-        Self { entries: HashMap::new(), ages: VecDeque::new(), ttl }
+        Self { entries: HashMap::new(), ages: VecDeque::new(), derived: 0, ttl }
     }
 
     /// The bucket's values live for another time than was configured.
@@ -60,6 +65,7 @@ impl Mirror {
     pub fn clear(&mut self) {
         self.entries.clear();
         self.ages.clear();
+        self.derived = 0;
     }
 
     /// A value (or with `pin` `None`, its end) was stored under a key at `stored`. Older news than what is known is
@@ -85,13 +91,34 @@ impl Mirror {
         let place = |pin: &Option<Pin>| pin.as_ref().map(|pin| pin.placement.clone());
         let confirmed = old.is_some_and(|old| old.ours && place(&old.pin) == place(&pin));
         let refresh_at = stored + self.ttl / 4;
-        self.entries.insert(key, Entry { revision, pin, stored, ours: own || confirmed, refresh_at });
+        let entry = Entry { revision, pin, stored, ours: own || confirmed, refresh_at };
+        self.derived += usize::from(is_derived(&entry));
+        if let Some(old) = self.entries.insert(key, entry) {
+            self.derived -= usize::from(is_derived(&old));
+        }
         self.ages.push_back((stored, key, revision));
     }
 
     /// What stands under a key; nothing where its age is over.
     pub fn get(&self, key: PinKey, now: Instant) -> Option<&Entry> {
         self.entries.get(&key).filter(|entry| now.saturating_duration_since(entry.stored) < self.ttl)
+    }
+
+    /// The revision that a compare-and-set of this key has to expect; 0 where nothing stands there.
+    pub fn revision(&self, key: PinKey, now: Instant) -> u64 {
+        self.get(key, now).map_or(0, |entry| entry.revision)
+    }
+
+    /// Nothing stands under the key, as its leader says.
+    pub fn forget(&mut self, key: PinKey) {
+        if let Some(entry) = self.entries.remove(&key) {
+            self.derived -= usize::from(is_derived(&entry));
+        }
+    }
+
+    /// Derived pins known.
+    pub fn derived(&self) -> usize {
+        self.derived
     }
 
     /// Whether a use now is to refresh the pin's age: at most once per quarter of the time to live. Asking counts as
@@ -117,7 +144,7 @@ impl Mirror {
             }
             self.ages.pop_front();
             if self.entries.get(&key).is_some_and(|entry| entry.revision == revision) {
-                self.entries.remove(&key);
+                self.forget(key);
             }
         }
     }

@@ -45,6 +45,19 @@ pub enum CasError {
 #[error("the bucket is unreachable: {0}")]
 pub struct Unreachable(pub String);
 
+/// What a look for the bucket finds.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Look {
+    /// It is there.
+    There(BucketInfo),
+    /// JetStream is there, the bucket is not.
+    Missing,
+    /// The server, or this account, has no JetStream.
+    NoJetStream(String),
+    /// No answer: often a missing permission, of which the server tells on the side.
+    Silent(String),
+}
+
 /// A value with its revision.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Stored {
@@ -200,20 +213,45 @@ impl Bucket {
 
     /// State of the bucket's stream.
     pub async fn info(&self) -> Result<BucketInfo, Unreachable> {
-        let opened = self.opened().await?;
-        let read = opened.stream.get_info();
-        let info = match tokio::time::timeout(OPEN_TIMEOUT, read).await {
-            Ok(Ok(info)) => info,
-            Ok(Err(error)) => return Err(Unreachable(describe(&error))),
-            Err(_) => return Err(Unreachable("no answer within 5 s".into())),
+        match self.look().await {
+            Look::There(info) => Ok(info),
+            Look::Missing => Err(Unreachable("there is no such bucket".into())),
+            Look::NoJetStream(problem) | Look::Silent(problem) => Err(Unreachable(problem)),
+        }
+    }
+
+    /// Looks for the bucket.
+    pub async fn look(&self) -> Look {
+        let opened = match self.opened().await {
+            Ok(opened) => opened,
+            Err(error) => return Look::Silent(error.0),
         };
-        Ok(BucketInfo {
-            created: system_time(info.created.unix_timestamp_nanos()),
-            last_sequence: info.state.last_sequence,
-            messages: info.state.messages,
-            history: info.config.max_messages_per_subject,
-            max_age: info.config.max_age,
-        })
+        match tokio::time::timeout(OPEN_TIMEOUT, opened.stream.get_info()).await {
+            Ok(Ok(info)) => Look::There(BucketInfo {
+                created: system_time(info.created.unix_timestamp_nanos()),
+                last_sequence: info.state.last_sequence,
+                messages: info.state.messages,
+                history: info.config.max_messages_per_subject,
+                max_age: info.config.max_age,
+            }),
+            Ok(Err(error)) => {
+                let cause =
+                    std::error::Error::source(&error).and_then(|cause| cause.downcast_ref::<jetstream::Error>());
+                match (error.kind(), cause.map(jetstream::Error::error_code)) {
+                    (_, Some(jetstream::ErrorCode::STREAM_NOT_FOUND)) => Look::Missing,
+                    (
+                        _,
+                        Some(
+                            jetstream::ErrorCode::JETSTREAM_NOT_ENABLED
+                            | jetstream::ErrorCode::JETSTREAM_NOT_ENABLED_FOR_ACCOUNT,
+                        ),
+                    )
+                    | (jetstream::context::RequestErrorKind::NoResponders, _) => Look::NoJetStream(describe(&error)),
+                    _ => Look::Silent(describe(&error)),
+                }
+            }
+            Err(_) => Look::Silent("no answer within 5 s".into()),
+        }
     }
 
     /// Watches the whole bucket.

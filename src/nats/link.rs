@@ -208,15 +208,18 @@ impl Link {
             echo.next().await
         };
         let outcome = tokio::time::timeout(BARRIER_TIMEOUT, round_trip).await;
-        let violations =
-            std::mem::take(&mut *self.shared.violations.lock().expect("no code panics while it holds this lock"));
-        if !violations.is_empty() {
-            return Err(ConnectError::Permissions(violations.join("; ")));
-        }
+        self.check_permissions()?;
         match outcome {
             Ok(Some(_)) => Ok(()),
             _ => Err(silent()),
         }
+    }
+
+    /// The permission violations that the server has told of since the last look.
+    pub fn check_permissions(&self) -> Result<(), ConnectError> {
+        let mut kept = self.shared.violations.lock().expect("no code panics while it holds this lock");
+        let violations = std::mem::take(&mut *kept);
+        if violations.is_empty() { Ok(()) } else { Err(ConnectError::Permissions(violations.join("; "))) }
     }
 
     /// Publishes; returns once the client has taken the message.

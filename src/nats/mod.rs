@@ -1,15 +1,19 @@
 //! The only place that names the NATS client library.
 
 pub mod bucket;
+pub mod guard;
 pub mod headers;
 pub mod link;
 mod login;
+pub mod registry;
 pub mod subscriptions;
 
+pub use async_nats::{PublishError, Subject};
 pub use headers::Headers;
 pub use link::{ConnectError, Link, LinkOptions, LinkState};
 pub use subscriptions::Subscriptions;
 
+pub use async_nats::Subject;
 use bytes::Bytes;
 
 /// One message as it came in.

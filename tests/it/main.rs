@@ -3,8 +3,10 @@
 //! How a server is found: `CONTRIBUTING.md`.
 
 mod cli;
+mod golden;
 mod client;
 mod golden_bodies;
 mod link;
 mod schemas;
 mod support;
+mod tidy;

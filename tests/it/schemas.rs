@@ -153,6 +153,7 @@ fn good(name: &str) -> Value {
     }
 }
 
+#[expect(clippy::too_many_lines, reason = "a table")]
 /// Places in a message, the values that both sides take there, and those that both refuse.
 fn table() -> Vec<(&'static str, &'static str, Vec<Value>, Vec<Value>)> {
     let version = || (vec![json!(1)], vec![json!(0), json!(2), json!("1"), json!(null), json!(-1)]);
@@ -290,6 +291,7 @@ fn missing_fields_are_judged_alike_and_unknown_ones_ignored() {
     }
 }
 
+#[expect(clippy::too_many_lines, reason = "a table")]
 /// Where schema and parser differ, and why that is right. Each row: schema, message, whether the schema takes it,
 /// whether the parser does, the reason.
 fn differences() -> Vec<(&'static str, String, bool, bool, &'static str)> {

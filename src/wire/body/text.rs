@@ -137,7 +137,7 @@ impl Escape {
 fn hex_unit(digits: &[u8]) -> Option<u16> {
     digits.iter().try_fold(0, |unit: u16, digit| {
         let value = char::from(*digit).to_digit(16)?;
-        Some(unit << 4 | value as u16)
+        Some(unit << 4 | u16::try_from(value).expect("a hex digit is below 16"))
     })
 }
 
