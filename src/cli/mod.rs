@@ -3,6 +3,7 @@
 pub mod router;
 mod schema;
 pub mod signals;
+pub mod sim;
 
 use clap::{Parser, Subcommand};
 
@@ -31,6 +32,7 @@ Environment:
 #[derive(Debug, Subcommand)]
 enum Command {
     Schema(schema::Args),
+    Sim(sim::Args),
 }
 
 impl Cli {
@@ -40,6 +42,10 @@ impl Cli {
             Command::Schema(args) => {
                 logging::init(self.log_format.unwrap_or_default())?;
                 schema::run(&args)
+            }
+            Command::Sim(args) => {
+                logging::init(self.log_format.unwrap_or_default())?;
+                sim::run(args).await
             }
         }
     }
