@@ -5,6 +5,7 @@ mod demo;
 pub mod router;
 mod schema;
 pub mod signals;
+pub mod sim;
 
 use clap::{Parser, Subcommand};
 
@@ -37,6 +38,7 @@ enum Command {
     Bench(bench::Args),
     #[command(hide = true)]
     BenchForwarder(bench::ForwarderArgs),
+    Sim(sim::Args),
 }
 
 impl Cli {
@@ -58,6 +60,10 @@ impl Cli {
             Command::Schema(args) => {
                 logging::init(self.log_format.unwrap_or_default())?;
                 schema::run(&args)
+            }
+            Command::Sim(args) => {
+                logging::init(self.log_format.unwrap_or_default())?;
+                sim::run(args).await
             }
         }
     }

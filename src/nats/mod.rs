@@ -13,16 +13,15 @@ pub use headers::Headers;
 pub use link::{ConnectError, Link, LinkOptions, LinkState};
 pub use subscriptions::Subscriptions;
 
-pub use async_nats::Subject;
 use bytes::Bytes;
 
 /// One message as it came in.
 #[derive(Debug, Clone)]
 pub struct Inbound {
     /// Where it was published.
-    pub subject: async_nats::Subject,
+    pub subject: Subject,
     /// The reply subject, if it has one.
-    pub reply: Option<async_nats::Subject>,
+    pub reply: Option<Subject>,
     /// Its headers.
     pub headers: Headers,
     /// Its payload, not copied.
