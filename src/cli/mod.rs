@@ -2,10 +2,10 @@
 
 mod bench;
 mod demo;
-pub mod router;
+mod router;
 mod schema;
-pub mod signals;
-pub mod sim;
+mod signals;
+mod sim;
 
 use clap::{Parser, Subcommand};
 
@@ -33,6 +33,7 @@ Environment:
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    Router(router::Args),
     Schema(schema::Args),
     Demo(demo::Args),
     Bench(bench::Args),
@@ -45,6 +46,11 @@ impl Cli {
     /// Runs the subcommand to its end.
     pub async fn run(self) -> anyhow::Result<()> {
         match self.command {
+            Command::Router(args) => {
+                let config = args.resolve(self.log_format)?;
+                logging::init(config.log_format)?;
+                router::run(config).await
+            }
             Command::Bench(args) => {
                 logging::init_quietly(self.log_format.unwrap_or_default())?;
                 bench::run(args).await

@@ -1,7 +1,9 @@
 //! `rankpin router`: its flags, made from the one table of settings.
 
+use anyhow::Context as _;
 use clap::{Arg, ArgMatches, Command, FromArgMatches};
 
+use super::signals;
 use crate::config::{self, CONFIG, Flags, RouterConfig, SETTINGS, Setting};
 use crate::telemetry::logging::LogFormat;
 
@@ -44,12 +46,18 @@ A worker that can't register itself, in rankpin.toml:
 impl Args {
     /// The configuration from the flags, the environment and the file. The global `--log-format` is a setting of
     /// the router like any other.
-    pub fn resolve(mut self, log_format: Option<LogFormat>) -> anyhow::Result<RouterConfig> {
+    pub(super) fn resolve(mut self, log_format: Option<LogFormat>) -> anyhow::Result<RouterConfig> {
         if let Some(format) = log_format {
             self.flags.insert("log_format", format.name().to_owned());
         }
         Ok(config::resolve(&self.flags, &|name| std::env::var(name).ok())?)
     }
+}
+
+/// Runs the router until it is told to stop, then drains it.
+pub(super) async fn run(config: RouterConfig) -> anyhow::Result<()> {
+    let stop = signals::stop().context("cannot take signals")?;
+    Ok(crate::router::run(config, stop).await?)
 }
 
 /// The settings that are flags of this subcommand; `--log-format` is one of every subcommand.

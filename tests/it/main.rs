@@ -3,8 +3,8 @@
 //! How a server is found: `CONTRIBUTING.md`.
 
 mod cli;
-mod golden;
 mod client;
+mod golden;
 mod golden_bodies;
 mod link;
 mod schemas;
