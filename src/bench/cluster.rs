@@ -160,7 +160,7 @@ fn worker(target: &Running, url: &str, accepts: Accepts) -> Result<Command, Loca
     match accepts {
         Accepts::Yes => {}
         Accepts::No => {
-            command.args(["--accept", "no"]);
+            command.arg("--no-accept");
         }
     }
     Ok(command)

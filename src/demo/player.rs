@@ -15,13 +15,12 @@ use super::usage::{self, Usage};
 use super::verdict::{Played, Track};
 use crate::client::{Client, ClientError, Request, Served};
 use crate::core::id::{DpRank, WorkerId};
+use crate::sim::RANK_HEADER;
 
 /// How often a request is sent again after its worker was lost.
 const MAX_RESENDS: u32 = 3;
 /// Longest time that a user waits before the first request, and after an answer, at speed 1.
 const LONGEST_PAUSE: Duration = Duration::from_millis(600);
-/// By this header the simulated engine tells the rank that it chose by itself.
-const ENGINE_RANK: &str = "Rankpin-Sim-Rank";
 
 /// How fast users are.
 #[derive(Debug, Clone, Copy)]
@@ -162,7 +161,7 @@ async fn answer(client: &Client, turn: &Turn, board: &Board<'_>) -> Result<Answe
         let chunk = chunk?;
         if answer.served.is_none() {
             answer.served = replies.served().cloned();
-            answer.engine_rank = chunk.headers.find(ENGINE_RANK).and_then(|rank| rank.parse().ok()).map(DpRank);
+            answer.engine_rank = chunk.headers.find(RANK_HEADER).and_then(|rank| rank.parse().ok()).map(DpRank);
             answering = answer.served.as_ref().map(|served| board.answering(&served.placement.worker));
         }
         answer.usage = usage::of(&chunk.payload).unwrap_or(answer.usage);

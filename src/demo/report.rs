@@ -42,7 +42,7 @@ pub fn summary_table(outcomes: &[Outcome]) -> String {
     table.load_style(NOTHING);
     table.set_header(["", "cached", "sessions that moved", "sent again", "failed"]);
     for outcome in outcomes {
-        let (moved, sessions) = (verdict::moved(&outcome.tracks), outcome.tracks.len());
+        let (sessions, moved) = verdict::sessions_and_moved(&outcome.tracks);
         table.add_row([
             outcome.round.title().to_owned(),
             share(usage_of(&outcome.tracks)),

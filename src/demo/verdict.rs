@@ -95,10 +95,10 @@ pub fn failures(tracks: &[Track]) -> Vec<Fault> {
 /// that a worker that is killed loses its sessions, each once and for good.
 pub fn broken_affinity(tracks: &[Track], ranks: &Ranks, killed: Option<&WorkerId>) -> Vec<Fault> {
     let mut faults = Vec::new();
-    for ((_, session), placements) in by_session(tracks) {
+    for ((_, session), turns) in by_session(tracks) {
         let mut last: Option<Placement> = None;
-        for placement in placements {
-            let Some(now) = placement else {
+        for placement in turns.into_iter().map(|turn| &turn.placement) {
+            let Some(now) = placement.clone() else {
                 faults.push(Fault::Unplaced { session: session.clone() });
                 continue;
             };
@@ -117,27 +117,23 @@ pub fn broken_affinity(tracks: &[Track], ranks: &Ranks, killed: Option<&WorkerId
     faults
 }
 
-/// Sessions that moved at all.
-pub fn moved(tracks: &[Track]) -> usize {
-    by_session(tracks)
-        .into_values()
-        .filter(|placements| {
-            let mut known = placements.iter().flatten();
-            let first = known.next();
-            known.any(|placement| Some(placement) != first)
-        })
-        .count()
+/// How many sessions there are, and how many of them were not served by one and the same rank all the time.
+pub fn sessions_and_moved(tracks: &[Track]) -> (usize, usize) {
+    let sessions = by_session(tracks);
+    let served_by = |played: &Played| (played.placement.as_ref().map(|p| p.worker.clone()), played.served_by);
+    let moved = sessions.values().filter(|turns| turns.iter().any(|turn| served_by(turn) != served_by(turns[0])));
+    (sessions.len(), moved.count())
 }
 
-/// The placements of each session's answered requests, in the order of their ends.
-fn by_session(tracks: &[Track]) -> BTreeMap<(Model, SessionId), Vec<Option<Placement>>> {
+/// Each session's answered requests, in the order of their ends.
+fn by_session(tracks: &[Track]) -> BTreeMap<(Model, SessionId), Vec<&Played>> {
     // Two conversations may share a session, so it is not enough to look at each track.
     let mut turns: Vec<&Played> = tracks.iter().flat_map(|track| &track.turns).collect();
     turns.sort_by_key(|played| played.ended);
     let mut sessions: BTreeMap<_, Vec<_>> = BTreeMap::new();
     for played in turns.into_iter().filter(|played| played.error.is_none()) {
         let key = (played.model.clone(), played.session.clone());
-        sessions.entry(key).or_default().push(played.placement.clone());
+        sessions.entry(key).or_default().push(played);
     }
     sessions
 }
@@ -189,7 +185,7 @@ mod tests {
     fn a_session_that_stays_is_fine() {
         let tracks = track(&[at("w1"), at("w1"), at("w1")]);
         assert_eq!(broken_affinity(&tracks, &ranks(), None), []);
-        assert_eq!(moved(&tracks), 0);
+        assert_eq!(sessions_and_moved(&tracks), (1, 0));
     }
 
     #[test]
@@ -197,7 +193,7 @@ mod tests {
         let (w1, w2) = (worker("w1"), worker("w2"));
         let tracks = track(&[at("w1"), at("w2"), at("w2")]);
         assert_eq!(broken_affinity(&tracks, &ranks(), Some(&w1)), []);
-        assert_eq!(moved(&tracks), 1);
+        assert_eq!(sessions_and_moved(&tracks), (1, 1));
         assert_eq!(broken_affinity(&tracks, &ranks(), Some(&w2)).len(), 1);
         assert_eq!(broken_affinity(&tracks, &ranks(), None).len(), 1);
         assert_eq!(broken_affinity(&track(&[at("w1"), at("w2"), at("w1")]), &ranks(), Some(&w1)).len(), 1);

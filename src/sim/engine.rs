@@ -20,6 +20,9 @@ const SPEEDS: std::ops::RangeInclusive<f64> = 0.001..=1e9;
 /// Largest block, in tokens.
 const MAX_BLOCK_SIZE: u32 = 65_536;
 
+/// Header of an answer's first message: the rank that served it, also where the request named none.
+pub const RANK_HEADER: &str = "Rankpin-Sim-Rank";
+
 /// What a simulated engine is like.
 #[derive(Debug, Clone, Copy)]
 pub struct SimOptions {
@@ -98,11 +101,11 @@ impl SimEngine {
     }
 
     /// The rank that a request names, or the next one: an engine's own balancer knows no sessions.
-    fn rank(&self, wanted: Option<DpRank>) -> Result<&Rank, Refusal> {
+    fn rank(&self, wanted: Option<DpRank>) -> Result<(DpRank, &Rank), Refusal> {
         let rank = wanted.unwrap_or_else(|| self.options.ranks.at(self.next.fetch_add(1, Ordering::Relaxed)));
         let index = self.options.ranks.index_of(rank);
         let index = index.ok_or_else(|| Refusal::not_found("rank_out_of_range", format!("there is no rank {rank}")))?;
-        Ok(&self.ranks[index])
+        Ok((rank, &self.ranks[index]))
     }
 
     async fn generate(
@@ -113,7 +116,8 @@ impl SimEngine {
     ) -> Result<(), Failure> {
         let encoding = Encoding::of(request.headers.find(header::CONTENT_TYPE));
         let prompt = Prompt::read(&request.payload, encoding).map_err(Refusal::invalid)?;
-        let rank = self.rank(request.rank)?;
+        let (number, rank) = self.rank(request.rank)?;
+        replies.set_header(RANK_HEADER, &number.to_string());
         let _working = rank.work();
         self.prefill(rank, &prompt, &mut tally.usage).await;
 
@@ -237,10 +241,10 @@ mod tests {
     #[test]
     fn the_engine_balances_what_names_no_rank() {
         let engine = SimEngine::new(SimOptions::new(RankRange::new(4, 2).expect("valid"))).expect("valid");
-        let place = |rank| std::ptr::from_ref(engine.rank(rank).expect("declared"));
-        assert_eq!(place(None), place(Some(DpRank(4))));
-        assert_eq!(place(None), place(Some(DpRank(5))));
-        assert_eq!(place(None), place(Some(DpRank(4))));
+        let place = |rank| engine.rank(rank).expect("declared").0;
+        assert_eq!(place(None), DpRank(4));
+        assert_eq!(place(None), DpRank(5));
+        assert_eq!(place(None), DpRank(4));
         assert!(engine.rank(Some(DpRank(6))).is_err());
     }
 }

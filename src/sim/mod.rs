@@ -12,4 +12,4 @@ mod rank;
 mod tree;
 
 pub use echo::Echo;
-pub use engine::{SimEngine, SimOptions};
+pub use engine::{RANK_HEADER, SimEngine, SimOptions};
