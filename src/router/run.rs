@@ -137,12 +137,12 @@ async fn start(config: RouterConfig) -> Result<Running, RouterError> {
     let (leave, left) = oneshot::channel();
     let mut requests = JoinSet::new();
     requests.spawn(intake::read_requests(Arc::clone(&router), incoming, left));
-    tracing::info!(
-        namespace = %router.config.namespace,
-        pins = router.state().mirror.len(),
-        workers = router.state().fleet.iter().count(),
-        "router is ready"
-    );
+    // Outside the macro, which would hold both guards of the one lock at a time.
+    let (pins, workers) = {
+        let state = router.state();
+        (state.mirror.len(), state.fleet.iter().count())
+    };
+    tracing::info!(namespace = %router.config.namespace, pins, workers, "router is ready");
     Ok(Running { router, tasks, requests, leave })
 }
 
