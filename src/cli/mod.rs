@@ -32,7 +32,7 @@ Environment:
 #[derive(Debug, Subcommand)]
 enum Command {
     Schema(schema::Args),
-    Sim(sim::Args),
+    Sim(Box<sim::Args>),
 }
 
 impl Cli {
@@ -45,7 +45,7 @@ impl Cli {
             }
             Command::Sim(args) => {
                 logging::init(self.log_format.unwrap_or_default())?;
-                sim::run(args).await
+                sim::run(*args).await
             }
         }
     }

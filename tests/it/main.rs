@@ -6,4 +6,6 @@ mod cli;
 mod golden_bodies;
 mod link;
 mod schemas;
+mod sim;
 mod support;
+mod worker;
