@@ -5,6 +5,7 @@ pub mod cli;
 pub mod client;
 pub mod config;
 pub mod core;
+pub mod demo;
 pub mod local;
 pub mod nats;
 pub mod router;

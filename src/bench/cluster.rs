@@ -75,7 +75,7 @@ impl Cluster {
         let mut command = local::process::ourselves()?;
         command.arg("bench-forwarder").args(["--nats-url", &target.link.urls.join(",")]);
         if let Some(path) = &target.link.creds {
-            command.arg("--nats-creds").arg(path);
+            command.arg("--creds").arg(path);
         }
         let to = Subjects::new(target.namespace.clone()).rank(&target.worker, target.rank);
         command.args(["--from", &forwarded, "--to", &to]);
@@ -148,7 +148,7 @@ impl Cluster {
 fn router(target: &Running, url: &str) -> Result<Command, LocalError> {
     let mut command = local::process::ourselves()?;
     command.args(["router", "--nats-url", url, "--namespace", target.namespace.as_str()]);
-    command.args(["--policy", "round-robin", "--affinity", "hard"]);
+    command.args(["--policy", "round-robin", "--affinity", "hard", "--listen", "off"]);
     Ok(command)
 }
 
@@ -160,7 +160,7 @@ fn worker(target: &Running, url: &str, accepts: Accepts) -> Result<Command, Loca
     match accepts {
         Accepts::Yes => {}
         Accepts::No => {
-            command.args(["--accept", "no"]);
+            command.arg("--no-accept");
         }
     }
     Ok(command)

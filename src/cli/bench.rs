@@ -69,7 +69,7 @@ pub struct Args {
 
     /// Credentials file for that cluster
     #[arg(long, value_name = "FILE", requires = "nats_url")]
-    nats_creds: Option<PathBuf>,
+    creds: Option<PathBuf>,
 
     /// Namespace of that cluster
     #[arg(long, value_name = "NAME", default_value = "rankpin", value_parser = Namespace::new, requires = "nats_url")]
@@ -127,7 +127,7 @@ impl Args {
         let running = match (self.nats_url, self.model, self.worker) {
             (Some(urls), Some(model), Some(worker)) => {
                 let mut link = LinkOptions::new(&urls, "rankpin bench");
-                link.creds = self.nats_creds;
+                link.creds = self.creds;
                 Some(Running { link, namespace: self.namespace, model, worker, rank: DpRank(self.rank) })
             }
             // The arguments require each other.
@@ -167,7 +167,7 @@ pub struct ForwarderArgs {
 
     /// Credentials file
     #[arg(long, value_name = "FILE")]
-    nats_creds: Option<PathBuf>,
+    creds: Option<PathBuf>,
 
     /// Subject to subscribe to
     #[arg(long, value_name = "SUBJECT")]
@@ -180,6 +180,6 @@ pub struct ForwarderArgs {
 
 pub(super) async fn run_forwarder(args: ForwarderArgs) -> anyhow::Result<()> {
     let mut link = LinkOptions::new(&args.nats_url, "rankpin bench-forwarder");
-    link.creds = args.nats_creds;
+    link.creds = args.creds;
     bench::forward(link, &args.from, &args.to).await.context("cannot forward")
 }

@@ -1,9 +1,11 @@
 //! The command line, one file per subcommand.
 
 mod bench;
+mod demo;
 mod router;
 mod schema;
 mod signals;
+mod sim;
 
 use clap::{Parser, Subcommand};
 
@@ -33,9 +35,11 @@ Environment:
 enum Command {
     Router(router::Args),
     Schema(schema::Args),
+    Demo(demo::Args),
     Bench(bench::Args),
     #[command(hide = true)]
     BenchForwarder(bench::ForwarderArgs),
+    Sim(Box<sim::Args>),
 }
 
 impl Cli {
@@ -55,9 +59,17 @@ impl Cli {
                 logging::init(self.log_format.unwrap_or_default())?;
                 bench::run_forwarder(args).await
             }
+            Command::Demo(args) => {
+                logging::init_quietly(self.log_format.unwrap_or_default())?;
+                demo::run(args).await
+            }
             Command::Schema(args) => {
                 logging::init(self.log_format.unwrap_or_default())?;
                 schema::run(&args)
+            }
+            Command::Sim(args) => {
+                logging::init(self.log_format.unwrap_or_default())?;
+                sim::run(*args).await
             }
         }
     }

@@ -55,6 +55,7 @@ pub struct ReplyStream {
     rank: Option<DpRank>,
     decision: Option<Box<str>>,
     content_type: Option<&'static str>,
+    first: Headers,
     cancel: CancelToken,
     seq: u64,
     ended: bool,
@@ -78,6 +79,7 @@ impl ReplyStream {
             rank: dispatch.rank,
             decision: dispatch.decision.take(),
             content_type: None,
+            first: Headers::new(),
             cancel,
             seq: 0,
             ended: false,
@@ -87,6 +89,11 @@ impl ReplyStream {
     /// Names the media type of what follows; it stands on the first message.
     pub fn set_content_type(&mut self, media_type: &'static str) {
         self.content_type = Some(media_type);
+    }
+
+    /// Adds a header of the engine's own to the first message.
+    pub fn set_header(&mut self, name: &'static str, value: &str) {
+        self.first.set(name, value);
     }
 
     /// Sends one part. For a streaming body that is the data of one server-sent event.
@@ -127,8 +134,11 @@ impl ReplyStream {
             return Err(ReplyError::GivenUp(reason));
         }
         let mut headers = self.head(place);
-        if let (0, Some(media_type)) = (self.seq, self.content_type) {
-            headers.set(header::CONTENT_TYPE, media_type);
+        if self.seq == 0 {
+            self.first.iter().for_each(|(name, value)| headers.add(name, value));
+            if let Some(media_type) = self.content_type {
+                headers.set(header::CONTENT_TYPE, media_type);
+            }
         }
         self.publish(headers, payload, place).await
     }

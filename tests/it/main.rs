@@ -8,6 +8,8 @@ mod golden;
 mod golden_bodies;
 mod link;
 mod schemas;
+mod sim;
 mod start_stop;
 mod support;
 mod tidy;
+mod worker;
