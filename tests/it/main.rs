@@ -2,6 +2,7 @@
 //!
 //! How a server is found: `CONTRIBUTING.md`.
 
+mod body;
 mod golden_bodies;
 mod link;
 mod support;
