@@ -102,6 +102,8 @@ pub struct LinkState {
     pub connects: u64,
     /// The server said that it is about to stop.
     pub lame_duck: bool,
+    /// Generation of the last client that died, of which [`Link::rebuild`] makes a new one.
+    pub dead: Option<u64>,
 }
 
 /// A connection that can be replaced.
@@ -124,7 +126,8 @@ impl Link {
     /// Connects. Errors say what is wrong and what to do.
     pub async fn open(options: LinkOptions) -> Result<Self, ConnectError> {
         let now = Instant::now();
-        let (state, _) = watch::channel(LinkState { connected: false, since: now, connects: 0, lame_duck: false });
+        let (state, _) =
+            watch::channel(LinkState { connected: false, since: now, connects: 0, lame_duck: false, dead: None });
         let violations = Arc::new(Mutex::new(Vec::new()));
         let (client, events) = connect(&options).await?;
         let shared = Arc::new(Shared {
@@ -258,6 +261,14 @@ impl Shared {
         });
     }
 
+    fn mark_dead(&self, generation: u64) {
+        let current = self.current.lock().expect("no code panics while it holds this lock").1;
+        self.state.send_modify(|state| {
+            state.dead = Some(generation);
+            state.connected &= current != generation;
+        });
+    }
+
     fn mark_disconnected(&self) {
         self.state.send_modify(|state| state.connected = false);
     }
@@ -313,6 +324,10 @@ fn follow_events(shared: &Arc<Shared>, mut events: Events, generation: u64) {
             if current == generation {
                 shared.handle(event);
             }
+        }
+        // The client lets go of its events only when its connection task has ended: it is dead.
+        if let Some(shared) = weak.upgrade() {
+            shared.mark_dead(generation);
         }
     });
 }
