@@ -5,6 +5,20 @@
 help: ## List what can be made
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
+# Recorded conversations beside the repository are played too.
+CONVERSATIONS ?= $(wildcard ../shared/data/conversations.jsonl)
+ifneq ($(CONVERSATIONS),)
+PLAYED = --conversations examples/conversations --conversations $(CONVERSATIONS) --limit 30
+endif
+
+demo: ## Watch sessions hop, hold, and survive a killed worker; conversations of your own with CONVERSATIONS=FILE
+	RANKPIN_NATS_SERVER="$$(scripts/nats-server)" && export RANKPIN_NATS_SERVER && \
+		cargo run --locked --quiet -- demo $(PLAYED)
+
+bench: ## Measure what a router costs, against a null forwarder and against no router
+	RANKPIN_NATS_SERVER="$$(scripts/nats-server)" && export RANKPIN_NATS_SERVER && \
+		cargo run --locked --quiet --release -- bench
+
 test: ## Run all tests, the integration tests against a real NATS server
 	RANKPIN_NATS_SERVER="$$(scripts/nats-server)" && export RANKPIN_NATS_SERVER && cargo test --locked
 
