@@ -39,7 +39,7 @@ enum Command {
     Bench(bench::Args),
     #[command(hide = true)]
     BenchForwarder(bench::ForwarderArgs),
-    Sim(sim::Args),
+    Sim(Box<sim::Args>),
 }
 
 impl Cli {
@@ -69,7 +69,7 @@ impl Cli {
             }
             Command::Sim(args) => {
                 logging::init(self.log_format.unwrap_or_default())?;
-                sim::run(args).await
+                sim::run(*args).await
             }
         }
     }

@@ -47,7 +47,7 @@ impl Subscriptions {
     /// read. What is on its way still arrives: leaving at once loses it (measured: 17 to 30 of a loaded queue group's
     /// messages in 40 departures, none this way).
     pub async fn leave_after(&mut self, more: u64) {
-        for tagged in self.streams.iter_mut() {
+        for tagged in &mut self.streams {
             let after = tagged.received + more;
             if let Some(subscriber) = &mut tagged.subscriber {
                 // A client that is dead receives nothing more anyway.
@@ -58,7 +58,7 @@ impl Subscriptions {
 
     /// Ends all subscriptions once what has arrived is read.
     pub async fn drain(&mut self) {
-        for tagged in self.streams.iter_mut() {
+        for tagged in &mut self.streams {
             if let Some(subscriber) = &mut tagged.subscriber {
                 let _ = subscriber.drain().await;
             }

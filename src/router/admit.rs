@@ -40,7 +40,6 @@ pub fn admit(router: &Arc<Router>, message: Inbound) -> Result<Option<Request>, 
         Err(error) => return Err(refuse(made_id(), &message, error)),
     };
     let checked = check(router, &message, &known);
-    drop(known);
     match checked {
         Ok(checked) => take(router, message, id, checked, now).map(Some),
         Err(error) => Err(refuse(id, &message, error)),

@@ -264,7 +264,7 @@ impl Workers {
                 state.live.lose(slot);
             }
             Registered::Full => {
-                tracing::warn!(worker = change.key, "a registration is refused: there are too many workers")
+                tracing::warn!(worker = change.key, "a registration is refused: there are too many workers");
             }
             Registered::Configured => {
                 tracing::warn!(

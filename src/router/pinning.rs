@@ -15,6 +15,7 @@ use crate::core::decide::{Decision, PinStep};
 use crate::core::hash::PinKey;
 use crate::core::id::Placement;
 use crate::core::pins::Pin;
+use crate::core::session::derived::Prefixes;
 use crate::nats::bucket::{Bucket, CasError, Stored};
 use crate::wire::pin::PinValue;
 
@@ -197,7 +198,7 @@ impl Request {
     /// Where the mirror knows no prefix and the body holds an assistant item, the bucket is read once for the prefix
     /// before the first assistant item (protocol section 4).
     async fn read_opening(&mut self) {
-        let Some(opening) = self.prefixes.as_ref().and_then(|prefixes| prefixes.before_first_assistant()) else {
+        let Some(opening) = self.prefixes.as_ref().and_then(Prefixes::before_first_assistant) else {
             return;
         };
         let known = find_pin(&self.router.state().mirror, &self.keys, Instant::now()).is_some();

@@ -8,5 +8,7 @@ mod golden;
 mod golden_bodies;
 mod link;
 mod schemas;
+mod sim;
 mod support;
 mod tidy;
+mod worker;
