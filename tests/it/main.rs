@@ -4,6 +4,7 @@
 
 mod cli;
 mod client;
+mod demo;
 mod golden;
 mod golden_bodies;
 mod link;
