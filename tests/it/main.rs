@@ -2,6 +2,7 @@
 //!
 //! How a server is found: `CONTRIBUTING.md`.
 
+mod body;
 mod cli;
 mod client;
 mod demo;

@@ -17,6 +17,7 @@ use crate::core::error::RouteError;
 use crate::core::id::{Model, NameError};
 use crate::core::session::derived::{Element, Prefixes};
 use counter::Counter;
+pub use counter::MAX_ARGUMENTS_LEVELS;
 
 /// A body nested deeper gives no derived session (protocol section 3.2); the body itself is level 1.
 pub const MAX_LEVELS: usize = 128;
