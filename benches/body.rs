@@ -29,9 +29,11 @@ enum Kind {
     Escaped,
     /// Chinese: three bytes a character, no escapes.
     Wide,
+    /// The same with every character escaped, six bytes each, as Python's `json` writes it by default.
+    Ascii,
 }
 
-const KINDS: [Kind; 3] = [Kind::Plain, Kind::Escaped, Kind::Wide];
+const KINDS: [Kind; 4] = [Kind::Plain, Kind::Escaped, Kind::Wide, Kind::Ascii];
 
 impl Kind {
     fn name(self) -> &'static str {
@@ -39,6 +41,7 @@ impl Kind {
             Self::Plain => "plain",
             Self::Escaped => "escaped",
             Self::Wide => "wide",
+            Self::Ascii => "ascii",
         }
     }
 
@@ -50,8 +53,20 @@ impl Kind {
             Self::Escaped => {
                 &["let rank = hash(session) % size;\n", "\tif rank == 0 { ", "print(\"zero\");\n", "\t}\n"]
             }
-            Self::Wide => &["每个会话都固定在", "它的等级上，", "前缀缓存在那里。"],
+            Self::Wide | Self::Ascii => &["每个会话都固定在", "它的等级上，", "前缀缓存在那里。"],
         }
+    }
+
+    fn json(self, value: &Value) -> Vec<u8> {
+        let json = serde_json::to_string(value).expect("JSON");
+        if self != Self::Ascii {
+            return json.into_bytes();
+        }
+        let escape = |char: char| format!("\\u{:04x}", u32::from(char));
+        json.chars()
+            .map(|char| if char.is_ascii() { char.to_string() } else { escape(char) })
+            .collect::<String>()
+            .into()
     }
 
     /// A text of about `bytes` in JSON, each one another.
@@ -63,7 +78,7 @@ impl Kind {
                 break;
             }
             text.push_str(word);
-            written += serde_json::to_string(word).expect("a string").len() - 2;
+            written += self.json(&Value::from(*word)).len() - 2;
         }
         text
     }
@@ -127,7 +142,7 @@ fn fastest<const N: usize>(mut runs: [Box<dyn FnMut() + '_>; N]) -> [Duration; N
 
 fn ratios(model: &Model) {
     for kind in KINDS {
-        let bytes = serde_json::to_vec(&body(kind, MESSAGES, LARGE)).expect("JSON");
+        let bytes = kind.json(&body(kind, MESSAGES, LARGE));
         let [a, b, c] = fastest([
             Box::new(|| ignored(&bytes)),
             Box::new(|| {
@@ -155,7 +170,7 @@ fn bodies(criterion: &mut Criterion) {
         let mut group = criterion.benchmark_group(kind.name());
         for (messages, bytes) in [(4, 2 << 10), (20, 64 << 10), (80, 512 << 10), (MESSAGES, LARGE)] {
             let value = body(kind, messages, bytes);
-            let json = serde_json::to_vec(&value).expect("JSON");
+            let json = kind.json(&value);
             let packed = rmp_serde::to_vec(&value).expect("MessagePack");
             group.throughput(Throughput::Bytes(json.len() as u64));
             group.bench_with_input(BenchmarkId::new("a, ignored", bytes), &json, |b, json| b.iter(|| ignored(json)));
