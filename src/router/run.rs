@@ -130,7 +130,7 @@ async fn start(config: RouterConfig) -> Result<Running, RouterError> {
     let (leave, left) = oneshot::channel();
     let mut requests = JoinSet::new();
     requests.spawn(intake::read_requests(Arc::clone(&router), incoming, left));
-    // Outside the macro, which would hold both guards of the one lock at a time.
+    // The macro keeps what its arguments borrow until it is done: two locks in it would wait for each other.
     let (pins, workers) = {
         let state = router.state();
         (state.mirror.len(), state.fleet.iter().count())
@@ -146,7 +146,12 @@ async fn listen(listen: Listen) -> Result<Option<TcpListener>, RouterError> {
         Listen::IfFree(address) => (address, false),
     };
     match TcpListener::bind(address).await {
-        Ok(listener) => Ok(Some(listener)),
+        Ok(listener) => {
+            // Port 0 is any free port, so the log says which.
+            let address = listener.local_addr().unwrap_or(address);
+            tracing::info!(%address, "health and metrics are served over HTTP");
+            Ok(Some(listener))
+        }
         Err(problem) if needed => Err(RouterError::Listen { address, problem }),
         Err(problem) => {
             tracing::warn!(%address, %problem, "health and metrics are not served: give this router an address with --listen");
@@ -188,8 +193,7 @@ async fn provide(bucket: &Bucket, max_age: Duration, provision: Provision) -> Re
                 }
             }
             Look::NoJetStream(problem) => {
-                let urls = bucket.link().options().urls.join(",");
-                return Err(RouterError::NoJetStream { urls, problem });
+                return Err(RouterError::NoJetStream { urls: bucket.link().servers(), problem });
             }
             Look::Silent(problem) => {
                 bucket.link().check_permissions()?;

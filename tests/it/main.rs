@@ -11,6 +11,7 @@ mod golden_bodies;
 mod link;
 mod schemas;
 mod sim;
+mod start_stop;
 mod support;
 mod tidy;
 mod worker;
