@@ -1,8 +1,7 @@
 //! Strings of JSON: where they end, and what they say.
 //!
 //! A body is mostly text, so this is where its time goes. Short runs are looked at eight bytes at a time in a register,
-//! long ones by vector searches. Whether a text is UTF-8 is checked where it isn't ASCII, which the searches find out
-//! for nothing, and while it is still in the cache.
+//! long ones by vector searches. A text that is not ASCII is checked to be UTF-8 while it is still in the cache.
 
 use memchr::memchr2;
 
@@ -315,10 +314,10 @@ fn plain_run(bytes: &[u8]) -> Run {
 }
 
 fn up_to_control(bytes: &[u8]) -> Run {
-    // The lowest byte and the sum of bits are found by vectors; a byte's place is not.
-    let (lowest, seen) = bytes.iter().fold((u8::MAX, 0), |(lowest, seen), byte| (lowest.min(*byte), seen | byte));
-    let len = if lowest < 0x20 { bytes.iter().position(|byte| *byte < 0x20) } else { None };
-    Run { len: len.unwrap_or(bytes.len()), ascii: seen < 0x80 }
+    // The lowest byte is found by vectors, its place is not.
+    let lowest = bytes.iter().fold(u8::MAX, |lowest, byte| lowest.min(*byte));
+    let control = if lowest < 0x20 { bytes.iter().position(|byte| *byte < 0x20) } else { None };
+    Run { len: control.unwrap_or(bytes.len()), ascii: bytes.is_ascii() }
 }
 
 fn is_ascii(word: u64) -> bool {
