@@ -5,19 +5,14 @@
 help: ## List what can be made
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-# Recorded conversations beside the repository are played too.
+# Recorded conversations that the demo plays besides its own, where they are there.
 CONVERSATIONS ?= $(wildcard ../shared/data/conversations.jsonl)
-ifneq ($(CONVERSATIONS),)
-PLAYED = --conversations examples/conversations --conversations $(CONVERSATIONS) --limit 30
-endif
 
-demo: ## Watch sessions hop, hold, and survive a killed worker; conversations of your own with CONVERSATIONS=FILE
-	RANKPIN_NATS_SERVER="$$(scripts/nats-server)" && export RANKPIN_NATS_SERVER && \
-		cargo run --locked --quiet -- demo $(PLAYED)
+demo: ## Play conversations without affinity, with it, and while a worker is killed
+	cargo run --locked -- demo --limit 30 $(addprefix --conversations ,examples/conversations $(CONVERSATIONS))
 
-bench: ## Measure what a router costs, against a null forwarder and against no router
-	RANKPIN_NATS_SERVER="$$(scripts/nats-server)" && export RANKPIN_NATS_SERVER && \
-		cargo run --locked --quiet --release -- bench
+bench: ## Measure what the router costs
+	cargo run --locked --release -- bench
 
 test: ## Run all tests, the integration tests against a real NATS server
 	RANKPIN_NATS_SERVER="$$(scripts/nats-server)" && export RANKPIN_NATS_SERVER && cargo test --locked

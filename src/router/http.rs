@@ -1,6 +1,5 @@
 //! Health and metrics over HTTP.
 
-use std::net::SocketAddr;
 use std::sync::Arc;
 
 use axum::Router as Routes;
@@ -11,13 +10,6 @@ use axum::routing::get;
 use tokio::net::TcpListener;
 
 use super::state::Router;
-
-/// Listens; an address in use is an error at start. The log says where, since port 0 is any free port.
-pub async fn bind(address: SocketAddr) -> std::io::Result<TcpListener> {
-    let listener = TcpListener::bind(address).await?;
-    tracing::info!(address = %listener.local_addr()?, "health and metrics are served over HTTP");
-    Ok(listener)
-}
 
 /// Serves for ever.
 pub async fn serve(router: Arc<Router>, listener: TcpListener) {

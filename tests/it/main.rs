@@ -5,6 +5,7 @@
 mod body;
 mod cli;
 mod client;
+mod demo;
 mod golden;
 mod golden_bodies;
 mod link;
