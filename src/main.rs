@@ -1,3 +1,18 @@
-//! The command line.
+//! The command line: arguments → configuration → logging → run → exit code.
 
-fn main() {}
+use std::process::ExitCode;
+
+use clap::Parser as _;
+use rankpin::cli::Cli;
+
+#[tokio::main]
+async fn main() -> ExitCode {
+    match Cli::parse().run().await {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            // Logging may not stand yet, and whoever typed the command reads this line, not a log.
+            eprintln!("rankpin: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

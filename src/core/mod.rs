@@ -3,9 +3,17 @@
 //! Nothing here knows of NATS, tokio, clocks or logs. Time and randomness come in as arguments, decisions go
 //! out as values, so every choice can be replayed from a seed and compared in a test.
 
+pub mod ask;
+pub mod candidates;
+pub mod decide;
 pub mod error;
+pub mod fleet;
 pub mod hash;
 pub mod id;
 pub mod load;
+pub mod mode;
+pub mod pins;
+pub mod policy;
+pub mod queue;
 pub mod session;
 pub mod worker;

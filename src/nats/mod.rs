@@ -1,11 +1,17 @@
 //! The only place that names the NATS client library.
 
+pub mod bucket;
+pub mod guard;
 pub mod headers;
 pub mod link;
 mod login;
+pub mod registry;
+pub mod subscriptions;
 
+pub use async_nats::{PublishError, Subject};
 pub use headers::Headers;
 pub use link::{ConnectError, Link, LinkOptions, LinkState};
+pub use subscriptions::Subscriptions;
 
 use bytes::Bytes;
 
@@ -13,9 +19,9 @@ use bytes::Bytes;
 #[derive(Debug, Clone)]
 pub struct Inbound {
     /// Where it was published.
-    pub subject: async_nats::Subject,
+    pub subject: Subject,
     /// The reply subject, if it has one.
-    pub reply: Option<async_nats::Subject>,
+    pub reply: Option<Subject>,
     /// Its headers.
     pub headers: Headers,
     /// Its payload, not copied.

@@ -49,16 +49,18 @@ pub struct Finished {
     pub outcome: Outcome,
     /// Tokens of the prompt.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(max = u64::MAX))]
     pub prompt_tokens: Option<u64>,
     /// Of these, tokens that the rank's prefix cache held.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(max = u64::MAX))]
     pub cached_tokens: Option<u64>,
     /// Tokens generated.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(max = u64::MAX))]
     pub output_tokens: Option<u64>,
     /// Id by which a Responses client names this answer in its next request.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(length(max = 256))]
     pub response_id: Option<String>,
 }
 

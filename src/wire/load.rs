@@ -19,9 +19,10 @@ pub struct LoadReport {
     #[schemars(regex(pattern = r"^[A-Za-z0-9_-]{1,64}$"))]
     pub worker: String,
     /// The process that reports.
-    #[schemars(length(min = 1, max = 64))]
+    #[schemars(length(max = 64), regex(pattern = r"^[^\u0000-\u001f\u007f]+$"))]
     pub instance: String,
     /// Goes up with every report of one instance.
+    #[schemars(range(max = u64::MAX))]
     pub seq: u64,
     /// One entry per rank.
     #[schemars(length(max = 65536))]
@@ -36,15 +37,19 @@ pub struct RankReport {
     pub dp_rank: u16,
     /// Requests it works on.
     #[serde(default)]
+    #[schemars(range(max = u32::MAX))]
     pub inflight: u32,
     /// Requests it has accepted and not begun.
     #[serde(default)]
+    #[schemars(range(max = u32::MAX))]
     pub queued: u32,
     /// Blocks of its prefix cache in use.
     #[serde(default)]
+    #[schemars(range(max = u64::MAX))]
     pub kv_used_blocks: u64,
     /// Prompt tokens still to be prefilled.
     #[serde(default)]
+    #[schemars(range(max = u64::MAX))]
     pub prefill_tokens: u64,
 }
 

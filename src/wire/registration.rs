@@ -21,14 +21,14 @@ pub struct Registration {
     #[schemars(regex(pattern = r"^[A-Za-z0-9_-]{1,64}$"))]
     pub worker: String,
     /// Id of this process; a restart gives another one.
-    #[schemars(length(min = 1, max = 64))]
+    #[schemars(length(max = 64), regex(pattern = r"^[^\u0000-\u001f\u007f]+$"))]
     pub instance: String,
     /// Names of the models served.
     #[schemars(length(min = 1, max = 256), inner(length(min = 1, max = 256)))]
     pub models: Vec<String>,
     /// The group of workers it belongs to.
     #[serde(default = "default_pool")]
-    #[schemars(length(min = 1, max = 64))]
+    #[schemars(length(max = 64), regex(pattern = r"^[^\u0000-\u001f\u007f]+$"))]
     pub pool: String,
     /// First DP rank hosted.
     #[serde(default)]
@@ -39,7 +39,7 @@ pub struct Registration {
     pub dp_size: u32,
     /// Kind of device.
     #[serde(default = "default_device")]
-    #[schemars(length(min = 1, max = 64))]
+    #[schemars(length(max = 64), regex(pattern = r"^[^\u0000-\u001f\u007f]+$"))]
     pub device: String,
     /// Share of traffic relative to other workers; above 0.
     #[serde(default = "default_weight")]
@@ -47,14 +47,15 @@ pub struct Registration {
     pub weight: f64,
     /// Most requests in flight per rank; no limit where it is missing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(range(min = 1))]
+    #[schemars(range(min = 1, max = u32::MAX))]
     pub max_inflight: Option<u32>,
     /// Tokens per block of the prefix cache.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(range(min = 1))]
+    #[schemars(range(min = 1, max = u32::MAX))]
     pub block_size: Option<u32>,
     /// Blocks in each rank's prefix cache.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(max = u64::MAX))]
     pub kv_blocks: Option<u64>,
     /// Whether it takes new sessions.
     #[serde(default)]

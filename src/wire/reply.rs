@@ -13,7 +13,7 @@ pub struct ErrorBody {
     pub error: ErrorDetail,
 }
 
-/// What is in [`ErrorBody`].
+/// What went wrong.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct ErrorDetail {
     /// What was wrong and what to do, for people.

@@ -2,18 +2,10 @@
 
 use super::Encoding;
 use super::header::{self, Known};
+use crate::core::ask::RankHint;
 use crate::core::error::RouteError;
 use crate::core::id::{DpRank, Origin, RequestId, SessionId, Tenant};
 use crate::core::session::{Session, named};
-
-/// The rank a frontend asks for.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum RankHint {
-    /// A rank.
-    Rank(DpRank),
-    /// Text that is no rank; refused only when the checks before it pass (protocol section 5).
-    Invalid(String),
-}
 
 /// What the headers of a request say.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -40,6 +40,11 @@ impl Subjects {
         format!("{}.request.{}", self.ns, encode_model(model.as_str()))
     }
 
+    /// `{ns}.request`, for requests whose body names the model.
+    pub fn request_of_body(&self) -> String {
+        format!("{}.request", self.ns)
+    }
+
     /// Takes the subject of a request apart; `None` where it is not one.
     pub fn parse_request<'s>(&self, subject: &'s str) -> Option<RequestSubject<'s>> {
         let rest = subject.strip_prefix(self.ns.as_str())?.strip_prefix('.')?;

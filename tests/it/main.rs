@@ -3,6 +3,15 @@
 //! How a server is found: `CONTRIBUTING.md`.
 
 mod body;
+mod cli;
+mod client;
+mod demo;
+mod golden;
 mod golden_bodies;
 mod link;
+mod schemas;
+mod sim;
+mod start_stop;
 mod support;
+mod tidy;
+mod worker;

@@ -1,0 +1,31 @@
+# What this project is worked on with; `make` alone lists it.
+.DEFAULT_GOAL := help
+.PHONY: help demo test bench fmt lint docs schemas
+
+help: ## List what can be made
+	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+# Recorded conversations that the demo plays besides its own, where they are there.
+CONVERSATIONS ?= $(wildcard ../shared/data/conversations.jsonl)
+
+demo: ## Play conversations without affinity, with it, and while a worker is killed
+	cargo run --locked -- demo --limit 30 $(addprefix --conversations ,examples/conversations $(CONVERSATIONS))
+
+bench: ## Measure what the router costs
+	cargo run --locked --release -- bench
+
+test: ## Run all tests, the integration tests against a real NATS server
+	RANKPIN_NATS_SERVER="$$(scripts/nats-server)" && export RANKPIN_NATS_SERVER && cargo test --locked
+
+fmt: ## Format the sources
+	cargo fmt
+
+lint: ## Check format and lints as CI does
+	cargo fmt --check
+	cargo clippy --locked --all-targets -- --deny warnings
+
+docs: ## Build the API documentation; a broken link is an error
+	RUSTDOCFLAGS="--deny warnings" cargo doc --locked --no-deps --document-private-items
+
+schemas: ## Write the JSON Schemas under schemas/ from the types
+	cargo run --locked --quiet -- schema --out schemas

@@ -1,0 +1,153 @@
+//! Measures what the router costs: the same request straight to a worker, through a null forwarder, and through the
+//! router, in turns within one run, because machines are noisy.
+
+mod cluster;
+mod forwarder;
+mod load;
+mod report;
+
+use std::time::Duration;
+
+pub use cluster::Running;
+pub use forwarder::forward;
+pub use report::{Figures, Level, Report};
+
+use self::cluster::Cluster;
+use self::load::{Extent, Generator, Sample};
+use crate::local::LocalError;
+use crate::nats::ConnectError;
+
+/// Requests of each session that are sent to count their messages.
+const COUNTED_PER_SESSION: u64 = 10;
+/// In flight while nothing is measured.
+const CALM_IN_FLIGHT: usize = 64;
+
+/// What is measured.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// Requests in flight, one measurement for each number.
+    pub in_flight: Vec<usize>,
+    /// Size of a request's body, in bytes.
+    pub payload: usize,
+    /// Pinned sessions, used in turn.
+    pub sessions: u64,
+    /// Time before each measurement.
+    pub warmup: Duration,
+    /// Time of each measurement.
+    pub duration: Duration,
+    /// Measurements of each kind; the medians count.
+    pub rounds: usize,
+    /// Whether the worker says `accepted`.
+    pub accepts: Accepts,
+    /// What is measured: a cluster that runs, or one of our own.
+    pub running: Option<Running>,
+}
+
+/// Whether the worker says `accepted` before it answers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum Accepts {
+    /// It does: five messages through the router.
+    Yes,
+    /// Its `finished` counts as both: four.
+    No,
+}
+
+/// The way of a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Way {
+    /// Straight to a rank of the worker.
+    Direct,
+    /// Through a queue-group subscriber that publishes the same message again.
+    Forwarded,
+    /// Through the router, with pinned sessions.
+    Routed,
+}
+
+impl Way {
+    /// All of them, in the order in which they are measured.
+    pub const ALL: [Self; 3] = [Self::Direct, Self::Forwarded, Self::Routed];
+
+    /// Its name in tables.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Direct => "direct",
+            Self::Forwarded => "null forwarder",
+            Self::Routed => "router",
+        }
+    }
+}
+
+/// Why there is no result.
+#[derive(Debug, thiserror::Error)]
+pub enum BenchError {
+    /// The cluster does not stand.
+    #[error(transparent)]
+    Local(#[from] LocalError),
+    /// No connection.
+    #[error(transparent)]
+    Connect(#[from] ConnectError),
+    /// The connection was lost in the middle.
+    #[error("the connection to NATS was lost in the middle of a measurement")]
+    ConnectionLost,
+    /// Requests fail.
+    #[error("requests fail ({}): {problem}", .way.name())]
+    Failing {
+        /// Which ones.
+        way: Way,
+        /// How, for the first one.
+        problem: String,
+    },
+    /// A cluster that runs does not answer.
+    #[error("no answer ({}) within {} s; does the worker run, does it serve the model, and is it an echo?", .way.name(), .after.as_secs())]
+    NoAnswer {
+        /// Which request.
+        way: Way,
+        /// How long it was tried.
+        after: Duration,
+    },
+}
+
+/// Measures. `tell` hears what is being done, for people who wait.
+pub async fn run(options: &Options, mut tell: impl FnMut(&str)) -> Result<Report, BenchError> {
+    tell("starting");
+    let mut cluster = Cluster::start(options).await?;
+    let generator = Generator::connect(cluster.link_options(), options.payload).await?;
+    cluster.wait_until_ready(&generator).await?;
+    tell("pinning the sessions");
+    let routed = cluster.aim(Way::Routed, options.sessions);
+    generator.run(&routed, CALM_IN_FLIGHT, Extent::Requests(options.sessions), &[]).await?.whole(Way::Routed)?;
+
+    let mut levels = Vec::new();
+    for &in_flight in &options.in_flight {
+        let mut samples: Vec<(Way, Sample)> = Vec::new();
+        for round in 1..=options.rounds {
+            for way in Way::ALL {
+                tell(&format!("{in_flight} in flight, round {round} of {}: {}", options.rounds, way.name()));
+                let aim = cluster.aim(way, options.sessions);
+                let extent = Extent::Time { warmup: options.warmup, duration: options.duration };
+                let sample = generator.run(&aim, in_flight, extent, &cluster.processes(way)).await?;
+                samples.push((way, sample));
+            }
+        }
+        levels.push(Level::of(in_flight, &samples));
+    }
+    tell("counting messages");
+    let messages_per_request = count_messages(&cluster, &generator, options).await?;
+    Ok(Report { options: options.clone(), levels, messages_per_request })
+}
+
+/// Messages that the server takes in per pinned request through the router; `None` where it does not tell.
+async fn count_messages(
+    cluster: &Cluster,
+    generator: &Generator,
+    options: &Options,
+) -> Result<Option<f64>, BenchError> {
+    let Some(before) = cluster.messages_in().await else { return Ok(None) };
+    let aim = cluster.aim(Way::Routed, options.sessions);
+    let count = options.sessions.saturating_mul(COUNTED_PER_SESSION);
+    generator.run(&aim, CALM_IN_FLIGHT, Extent::Requests(count), &[]).await?.whole(Way::Routed)?;
+    let Some(after) = cluster.messages_in().await else { return Ok(None) };
+    #[expect(clippy::cast_precision_loss, reason = "nobody sends 2^52 requests")]
+    let per_request = after.saturating_sub(before) as f64 / count as f64;
+    Ok(Some(per_request))
+}

@@ -1,0 +1,185 @@
+//! `rankpin bench`: what the router costs.
+
+use std::io::IsTerminal as _;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use indicatif::{ProgressBar, ProgressStyle};
+
+use crate::bench::{self, Accepts, Options, Running};
+use crate::core::id::{DpRank, Model, Namespace, WorkerId};
+use crate::nats::LinkOptions;
+
+/// Measure what the router costs, against a null forwarder and against no router at all
+///
+/// Starts a NATS server, a router, a worker that echoes and a null forwarder, and measures in turns,
+/// each time with the same bodies and one load generator that keeps so many requests in flight:
+///
+///   direct: generator → worker → generator. Request and reply, 2 messages. The request goes to the
+///     subject of a rank with the headers that a router writes, and names no router's inbox, so the
+///     worker sends no events.
+///
+///   null forwarder: generator → forwarder → worker → generator. 3 messages. The forwarder is a
+///     queue-group subscriber that publishes each message again, unchanged: the least that anything
+///     in between can do.
+///
+///   router: generator → router → worker → generator, sessions pinned. Request, dispatch and reply,
+///     and the worker's events accepted and finished to the router: 5 messages, 4 with --accept no.
+///
+/// With --nats-url it measures a cluster that runs, and starts only the null forwarder.
+#[derive(Debug, clap::Args)]
+#[command(after_long_help = EXAMPLES, verbatim_doc_comment)]
+pub struct Args {
+    /// Requests in flight, several with commas between: one measurement for each
+    #[arg(long, value_name = "N", value_delimiter = ',', default_value = "64,512", value_parser = positive)]
+    in_flight: Vec<usize>,
+
+    /// Size of a request's body, in bytes
+    #[arg(long, value_name = "BYTES", default_value_t = 1024)]
+    payload: usize,
+
+    /// Pinned sessions, used in turn
+    #[arg(long, value_name = "N", default_value_t = 1000, value_parser = clap::value_parser!(u64).range(1..))]
+    sessions: u64,
+
+    /// Time of each measurement
+    #[arg(long, value_name = "TIME", default_value = "5s", value_parser = humantime::parse_duration)]
+    duration: Duration,
+
+    /// Time before each measurement
+    #[arg(long, value_name = "TIME", default_value = "1s", value_parser = humantime::parse_duration)]
+    warmup: Duration,
+
+    /// Measurements of each way; the medians count
+    #[arg(long, value_name = "N", default_value = "3", value_parser = positive)]
+    rounds: usize,
+
+    /// Whether the worker says accepted before it answers, or lets finished count as both
+    #[arg(long, value_enum, default_value = "yes", conflicts_with = "nats_url")]
+    accept: Accepts,
+
+    /// Print JSON in place of a table
+    #[arg(long)]
+    json: bool,
+
+    /// NATS servers of a cluster that runs, with commas between
+    #[arg(long, value_name = "URLS", requires_all = ["model", "worker"])]
+    nats_url: Option<String>,
+
+    /// Credentials file for that cluster
+    #[arg(long, value_name = "FILE", requires = "nats_url")]
+    creds: Option<PathBuf>,
+
+    /// Namespace of that cluster
+    #[arg(long, value_name = "NAME", default_value = "rankpin", value_parser = Namespace::new, requires = "nats_url")]
+    namespace: Namespace,
+
+    /// Model to ask that cluster for
+    #[arg(long, value_name = "NAME", value_parser = Model::new, requires = "nats_url")]
+    model: Option<Model>,
+
+    /// Worker of that cluster to ask directly; it must answer whatever it is asked
+    #[arg(long, value_name = "ID", value_parser = WorkerId::new, requires = "nats_url")]
+    worker: Option<WorkerId>,
+
+    /// Rank of that worker to ask directly
+    #[arg(long, value_name = "RANK", default_value_t = 0, requires = "nats_url")]
+    rank: u16,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  rankpin bench
+  rankpin bench --in-flight 64 --duration 2s --accept no --json
+  rankpin bench --nats-url nats://127.0.0.1:4222 --model m --worker w1 --rank 4
+
+Build with --release before you believe a number.";
+
+fn positive(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(0) | Err(_) => Err("it is a number from 1".to_owned()),
+        Ok(number) => Ok(number),
+    }
+}
+
+pub(super) async fn run(args: Args) -> anyhow::Result<()> {
+    let json = args.json;
+    let options = args.options();
+    let bar = progress();
+    let stop = super::signals::stop()?;
+    let report = tokio::select! {
+        report = bench::run(&options, |doing| bar.set_message(doing.to_owned())) => report?,
+        // The run is dropped, and ends all that it started.
+        () = stop => anyhow::bail!("stopped by a signal"),
+    };
+    bar.finish_and_clear();
+    if json {
+        println!("{:#}", report.json());
+    } else {
+        print!("{}", report.table());
+    }
+    report.problem().map_or(Ok(()), |problem| Err(anyhow::Error::msg(problem)))
+}
+
+impl Args {
+    fn options(self) -> Options {
+        let running = match (self.nats_url, self.model, self.worker) {
+            (Some(urls), Some(model), Some(worker)) => {
+                let mut link = LinkOptions::new(&urls, "rankpin bench");
+                link.creds = self.creds;
+                Some(Running { link, namespace: self.namespace, model, worker, rank: DpRank(self.rank) })
+            }
+            // The arguments require each other.
+            _ => None,
+        };
+        Options {
+            in_flight: self.in_flight,
+            payload: self.payload,
+            sessions: self.sessions,
+            warmup: self.warmup,
+            duration: self.duration,
+            rounds: self.rounds,
+            accepts: self.accept,
+            running,
+        }
+    }
+}
+
+/// Says on stderr what is being done; nothing where that is no terminal.
+fn progress() -> ProgressBar {
+    if !std::io::stderr().is_terminal() {
+        return ProgressBar::hidden();
+    }
+    let bar = ProgressBar::new_spinner();
+    bar.set_style(ProgressStyle::with_template("{spinner} {elapsed} {msg}").expect("the template is valid"));
+    bar.enable_steady_tick(Duration::from_millis(100));
+    bar
+}
+
+/// Publish what comes in on one subject to another
+#[derive(Debug, clap::Args)]
+#[command(after_long_help = "Example:\n  rankpin bench-forwarder --nats-url nats://127.0.0.1:4222 --from a --to b")]
+pub struct ForwarderArgs {
+    /// NATS servers, with commas between
+    #[arg(long, value_name = "URLS")]
+    nats_url: String,
+
+    /// Credentials file
+    #[arg(long, value_name = "FILE")]
+    creds: Option<PathBuf>,
+
+    /// Subject to subscribe to
+    #[arg(long, value_name = "SUBJECT")]
+    from: String,
+
+    /// Subject to publish to
+    #[arg(long, value_name = "SUBJECT")]
+    to: String,
+}
+
+pub(super) async fn run_forwarder(args: ForwarderArgs) -> anyhow::Result<()> {
+    let mut link = LinkOptions::new(&args.nats_url, "rankpin bench-forwarder");
+    link.creds = args.creds;
+    bench::forward(link, &args.from, &args.to).await.context("cannot forward")
+}

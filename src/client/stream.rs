@@ -1,0 +1,230 @@
+//! The reply stream of one request, as its caller reads it.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::{Stream, StreamExt as _};
+use tokio::time::{Instant, Sleep};
+
+use super::Shared;
+use super::error::ClientError;
+use super::inbox::{Ending, Opened};
+use super::sequence::{Mark, Sequence, Verdict};
+use crate::core::id::{DpRank, Placement, RequestId, WorkerId};
+use crate::nats::{Headers, Inbound, NO_RESPONDERS};
+use crate::wire::reply::{self, ReplyHead};
+
+/// How much longer than its deadline a request is waited for: the router ends it and says so.
+const DEADLINE_GRACE: Duration = Duration::from_secs(2);
+
+/// One message of a reply: for a streaming body one server-sent event's data, otherwise the whole answer.
+#[derive(Debug, Clone)]
+pub struct Chunk {
+    /// The payload, not copied. The last one's may be empty.
+    pub payload: Bytes,
+    /// All its headers.
+    pub headers: Headers,
+    /// Its `Content-Type`.
+    pub content_type: Option<String>,
+    /// Whether it ends the stream.
+    pub last: bool,
+}
+
+/// Who answers, and why that one; known from the first chunk on.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Served {
+    /// Worker and, where there is one, rank.
+    pub placement: Placement,
+    /// `Rankpin-Decision`.
+    pub decision: Option<String>,
+    /// `Rankpin-Attempt`.
+    pub attempt: Option<u32>,
+}
+
+/// How long a stream is waited for.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Patience {
+    /// Longest silence before the first message: the request may wait for a worker.
+    pub first: Duration,
+    /// Longest silence after it.
+    pub idle: Duration,
+    /// Time for the whole.
+    pub deadline: Option<Duration>,
+}
+
+/// The replies to one request, in order. It ends after the last chunk or after the first error. Dropped before, it
+/// cancels the request.
+#[derive(Debug)]
+pub struct ReplyStream {
+    shared: Arc<Shared>,
+    id: RequestId,
+    opened: Opened,
+    sequence: Sequence,
+    served: Option<Served>,
+    patience: Patience,
+    silence: Duration,
+    until: Option<Instant>,
+    timer: Pin<Box<Sleep>>,
+    state: State,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum State {
+    /// More is to come.
+    Open,
+    /// The caller has had the end, and the service knows that it is over.
+    Settled,
+    /// The caller has had an error of our own; the worker may still be at it.
+    Abandoned,
+}
+
+impl ReplyStream {
+    pub(super) fn new(shared: Arc<Shared>, id: RequestId, opened: Opened, patience: Patience) -> Self {
+        let now = Instant::now();
+        // A deadline too far away to be a point in time is none.
+        let until = patience.deadline.and_then(|deadline| now.checked_add(deadline.saturating_add(DEADLINE_GRACE)));
+        let mut stream = Self {
+            shared,
+            id,
+            opened,
+            sequence: Sequence::new(),
+            served: None,
+            silence: patience.first,
+            patience,
+            until,
+            timer: Box::pin(tokio::time::sleep(patience.first)),
+            state: State::Open,
+        };
+        stream.wait_for(patience.first);
+        stream
+    }
+
+    /// The request's id, also the one under which it can be cancelled.
+    pub fn request_id(&self) -> &RequestId {
+        &self.id
+    }
+
+    /// Who answers; `None` before the first chunk.
+    pub fn served(&self) -> Option<&Served> {
+        self.served.as_ref()
+    }
+
+    /// Reads to the end: all chunks, or the first error.
+    pub async fn collect(mut self) -> Result<Vec<Chunk>, ClientError> {
+        let mut chunks = Vec::new();
+        while let Some(chunk) = self.next().await {
+            chunks.push(chunk?);
+        }
+        Ok(chunks)
+    }
+
+    fn wait_for(&mut self, silence: Duration) {
+        self.silence = silence;
+        let now = Instant::now();
+        let idle = now.checked_add(silence);
+        if let Some(at) = [idle, self.until].into_iter().flatten().min() {
+            self.timer.as_mut().reset(at);
+        }
+    }
+
+    fn timed_out(&self) -> ClientError {
+        match (self.until, self.patience.deadline) {
+            (Some(until), Some(deadline)) if Instant::now() >= until => ClientError::Deadline(deadline),
+            _ => ClientError::Idle(self.silence),
+        }
+    }
+
+    /// What the caller gets of a message; nothing where it belongs to an attempt that was given up.
+    fn judge(&mut self, message: Inbound) -> Result<Option<Chunk>, ClientError> {
+        if message.status == Some(NO_RESPONDERS) {
+            self.state = State::Settled;
+            return Err(ClientError::NoResponders);
+        }
+        let head = ReplyHead::read(message.headers.iter());
+        if let Some((status, code)) = head.error {
+            // The router's errors are not numbered and always count; a worker's may be of an attempt given up.
+            if head.seq.is_some() && self.sequence.is_stale(head.attempt) {
+                return Ok(None);
+            }
+            self.state = State::Settled;
+            let message = reply::error_message(&message.payload).unwrap_or_else(|| code.clone());
+            return Err(ClientError::Service { status, code, message, retry_after_s: head.retry_after_s });
+        }
+        let seq = head.seq.ok_or(ClientError::Unnumbered)?;
+        match self.sequence.judge(Mark { attempt: head.attempt, seq, last: head.last })? {
+            Verdict::Drop => return Ok(None),
+            Verdict::Deliver => {}
+        }
+        if seq == 0 {
+            self.served = served(&head);
+        }
+        if head.last {
+            self.state = State::Settled;
+        } else {
+            self.wait_for(self.patience.idle);
+        }
+        let Inbound { payload, headers, .. } = message;
+        Ok(Some(Chunk { payload, headers, content_type: head.content_type, last: head.last }))
+    }
+
+    fn poll_chunk(&mut self, cx: &mut Context<'_>) -> Poll<Result<Chunk, ClientError>> {
+        loop {
+            match self.opened.messages.poll_recv(cx) {
+                Poll::Ready(Some(message)) => {
+                    if let Some(outcome) = self.judge(message).transpose() {
+                        return Poll::Ready(outcome);
+                    }
+                }
+                Poll::Ready(None) => {
+                    let ending = self.opened.ending.get().copied().unwrap_or(Ending::Disconnected);
+                    return Poll::Ready(Err(match ending {
+                        Ending::Overflow => ClientError::Overflow { capacity: self.shared.options.stream_capacity },
+                        Ending::Disconnected => ClientError::Disconnected,
+                    }));
+                }
+                Poll::Pending => {
+                    return self.timer.as_mut().poll(cx).map(|()| Err(self.timed_out()));
+                }
+            }
+        }
+    }
+}
+
+fn served(head: &ReplyHead) -> Option<Served> {
+    let worker = head.worker.as_deref().and_then(|text| WorkerId::new(text).ok())?;
+    Some(Served {
+        placement: Placement { worker, rank: head.dp_rank.map(DpRank) },
+        decision: head.decision.clone(),
+        attempt: head.attempt,
+    })
+}
+
+impl Stream for ReplyStream {
+    type Item = Result<Chunk, ClientError>;
+
+    fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let this = self.get_mut();
+        match this.state {
+            State::Settled | State::Abandoned => return Poll::Ready(None),
+            State::Open => {}
+        }
+        this.poll_chunk(cx).map(|outcome| {
+            if outcome.is_err() && this.state == State::Open {
+                this.state = State::Abandoned;
+            }
+            Some(outcome)
+        })
+    }
+}
+
+impl Drop for ReplyStream {
+    fn drop(&mut self) {
+        self.shared.inbox.close(self.opened.token);
+        if self.state != State::Settled {
+            self.shared.cancel(&self.id);
+        }
+    }
+}

@@ -1,0 +1,143 @@
+//! The TOML file: a flat table of settings, and `[[worker]]` tables.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use serde::Deserialize;
+use serde::de::IntoDeserializer as _;
+use toml::Spanned;
+use toml::de::{DeTable, DeValue};
+
+use super::setting::SETTINGS;
+use super::{ConfigError, Given, Origin};
+
+/// A file that was read.
+#[derive(Debug, Default)]
+pub(super) struct ConfigFile {
+    settings: BTreeMap<&'static str, Given>,
+    workers: Vec<WorkerTable>,
+}
+
+/// A `[[worker]]` table and where it begins.
+#[derive(Debug)]
+pub(super) struct WorkerTable {
+    pub(super) origin: Origin,
+    pub(super) entry: WorkerEntry,
+}
+
+/// A worker that can't register itself: any NATS service that answers requests.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct WorkerEntry {
+    pub(super) id: String,
+    pub(super) models: Vec<String>,
+    pub(super) subject: String,
+    pub(super) dp_start: Option<u32>,
+    pub(super) dp_size: Option<u32>,
+    pub(super) pool: Option<String>,
+    pub(super) weight: Option<f64>,
+    pub(super) max_inflight: Option<u32>,
+    pub(super) device: Option<String>,
+}
+
+impl ConfigFile {
+    /// Reads a file.
+    pub(super) fn read(path: &str) -> Result<Self, ConfigError> {
+        let text = std::fs::read_to_string(path)
+            .map_err(|e| ConfigError::Unreadable { path: path.to_owned(), problem: e.to_string() })?;
+        Self::parse(path, &text)
+    }
+
+    /// Reads the text of a file; the path is for messages.
+    pub(super) fn parse(path: &str, text: &str) -> Result<Self, ConfigError> {
+        let place = Place { path, text };
+        let table = DeTable::parse(text).map_err(|e| place.error(e.span(), e.message()))?.into_inner();
+        let mut file = Self::default();
+        for (key, value) in table {
+            let at = key.span();
+            if key.get_ref() == "worker" {
+                file.workers = workers(&place, at, value)?;
+                continue;
+            }
+            let Some(setting) = SETTINGS.iter().find(|setting| setting.key == key.get_ref()) else {
+                return Err(place.error(Some(at), &unknown(key.get_ref())));
+            };
+            let text = as_text(value.get_ref()).ok_or_else(|| {
+                let example = setting.default.unwrap_or(setting.value);
+                let found = value.get_ref().type_str();
+                place.error(
+                    Some(at.clone()),
+                    &format!("{} is of type {found}; write {} = {example:?}", setting.key, setting.key),
+                )
+            })?;
+            file.settings.insert(setting.key, Given { key: setting.key, text, origin: place.origin(Some(at)) });
+        }
+        Ok(file)
+    }
+
+    /// The value of a key.
+    pub(super) fn find(&self, key: &str) -> Option<Given> {
+        self.settings.get(key).cloned()
+    }
+
+    /// The `[[worker]]` tables.
+    pub(super) fn workers(&self) -> &[WorkerTable] {
+        &self.workers
+    }
+}
+
+/// A string as it is, a boolean as its word, an array of strings with commas between.
+fn as_text(value: &DeValue<'_>) -> Option<String> {
+    if let Some(array) = value.as_array() {
+        let items: Option<Vec<&str>> = array.iter().map(|item| item.get_ref().as_str()).collect();
+        return items.map(|items| items.join(","));
+    }
+    value.as_bool().map(|flag| flag.to_string()).or_else(|| value.as_str().map(str::to_owned))
+}
+
+fn unknown(key: &str) -> String {
+    let known: Vec<&str> = SETTINGS.iter().map(|setting| setting.key).collect();
+    let near = key.replace('-', "_").to_ascii_lowercase();
+    match known.iter().find(|known| **known == near) {
+        Some(meant) => format!("there is no setting {key}; write {meant}"),
+        None => format!("there is no setting {key}; there are {} and [[worker]]", known.join(", ")),
+    }
+}
+
+fn workers(place: &Place<'_>, at: Range<usize>, value: Spanned<DeValue<'_>>) -> Result<Vec<WorkerTable>, ConfigError> {
+    let DeValue::Array(tables) = value.into_inner() else {
+        return Err(place.error(Some(at), "worker is no list of tables; write [[worker]]"));
+    };
+    let mut workers = Vec::new();
+    for table in tables {
+        let at = table.span();
+        let entry = serde_path_to_error::deserialize(table.into_deserializer()).map_err(|e| {
+            let span = e.inner().span().unwrap_or(at.clone());
+            let field = match e.path().to_string() {
+                path if path == "." => "[[worker]]".to_owned(),
+                path => format!("[[worker]] {path}"),
+            };
+            place.error(Some(span), &format!("{field}: {}", e.inner().message()))
+        })?;
+        workers.push(WorkerTable { origin: place.origin(Some(at)), entry });
+    }
+    Ok(workers)
+}
+
+/// Turns places in the text into lines.
+struct Place<'t> {
+    path: &'t str,
+    text: &'t str,
+}
+
+impl Place<'_> {
+    fn origin(&self, span: Option<Range<usize>>) -> Origin {
+        let before = span.map_or(0, |span| span.start).min(self.text.len());
+        let line = 1 + self.text.as_bytes()[..before].iter().filter(|byte| **byte == b'\n').count();
+        Origin::File { path: self.path.to_owned(), line }
+    }
+
+    fn error(&self, span: Option<Range<usize>>, problem: &str) -> ConfigError {
+        ConfigError::File { origin: self.origin(span), problem: problem.to_owned() }
+    }
+}

@@ -1,0 +1,250 @@
+//! The configuration of a router: texts from flags, environment and file become one checked [`RouterConfig`].
+//!
+//! Nothing is guessed and nothing is silently ignored: a key that is unknown, a value that is not allowed, and a
+//! setting that can have no effect are errors that name it and say where it stands.
+
+mod file;
+mod setting;
+mod worker;
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use crate::core::id::Namespace;
+use crate::core::mode::{AffinityMode, FrontendTrust, PolicyKind, Provision};
+use crate::core::worker::WorkerSpec;
+use crate::telemetry::logging::LogFormat;
+
+use setting::Sources;
+pub use setting::{CONFIG, Given, Origin, SETTINGS, Setting};
+
+/// Everything that a router is told.
+#[derive(Debug, Clone, PartialEq)]
+pub struct RouterConfig {
+    /// URLs of the NATS servers, with commas between.
+    pub nats_url: String,
+    /// Credentials file for NATS (JWT and nkey seed).
+    pub creds: Option<PathBuf>,
+    /// First token of every subject, and prefix of the buckets.
+    pub namespace: Namespace,
+    /// How a worker is chosen where no pin decides.
+    pub policy: PolicyKind,
+    /// How strongly a session holds to its placement.
+    pub affinity: AffinityMode,
+    /// How long an unused pin stays.
+    pub pin_ttl: Duration,
+    /// How long a worker may take to accept before the request goes elsewhere.
+    pub accept_timeout: Duration,
+    /// How long a request may wait for a worker, where it does not say so itself.
+    pub request_timeout: Duration,
+    /// Whether missing buckets and streams are made.
+    pub provision: Provision,
+    /// A reply subject has to start with one of these.
+    pub reply_prefixes: Vec<String>,
+    /// How long a stopping router waits for its requests to end.
+    pub drain_timeout: Duration,
+    /// Where health and metrics are served over HTTP.
+    pub listen: Listen,
+    /// How log lines are written.
+    pub log_format: LogFormat,
+    /// Which requests' own word on tenant and priority counts.
+    pub frontends: FrontendTrust,
+    /// Workers that can't register themselves.
+    pub workers: Vec<WorkerSpec>,
+}
+
+/// Where health and metrics are served over HTTP.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Listen {
+    /// Nowhere.
+    Off,
+    /// There; it is an error where that can't be.
+    At(SocketAddr),
+    /// There by default; a second router on the same machine finds the port taken, and does without.
+    IfFree(SocketAddr),
+}
+
+/// Values given on the command line, by key.
+pub type Flags = BTreeMap<&'static str, String>;
+
+/// Shortest and longest time that a pin may stay unused. A pin is put again once per quarter of it, so that below a
+/// second every turn would write; a month is longer than any prefix cache lives.
+pub const PIN_TTL: (Duration, Duration) = (Duration::from_secs(1), DAY.saturating_mul(30));
+/// Shortest and longest accept timeout. Below some round trips every worker would look dead.
+pub const ACCEPT_TIMEOUT: (Duration, Duration) = (Duration::from_millis(10), DAY);
+/// Shortest and longest request timeout.
+pub const REQUEST_TIMEOUT: (Duration, Duration) = (Duration::from_millis(10), DAY);
+/// Shortest and longest drain timeout.
+pub const DRAIN_TIMEOUT: (Duration, Duration) = (Duration::ZERO, DAY);
+const DAY: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// Most reply prefixes; each is compared with every request.
+pub const MAX_REPLY_PREFIXES: usize = 16;
+
+/// Why there is no configuration.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ConfigError {
+    /// The file can't be read.
+    #[error("cannot read the configuration file {path}: {problem}")]
+    Unreadable {
+        /// The file.
+        path: String,
+        /// What the system says.
+        problem: String,
+    },
+    /// The file is not TOML, or has a key that there is not, or a value of another type than the key's.
+    #[error("{origin}: {problem}")]
+    File {
+        /// Where.
+        origin: Origin,
+        /// What is wrong there.
+        problem: String,
+    },
+    /// A value is not allowed.
+    #[error("{origin}: {key} is {text:?}; {allowed}")]
+    Value {
+        /// Where the value stands.
+        origin: Origin,
+        /// The key.
+        key: &'static str,
+        /// The value.
+        text: String,
+        /// What is allowed.
+        allowed: String,
+    },
+    /// A setting can have no effect.
+    #[error("{origin}: {key} can have no effect: {reason}")]
+    NoEffect {
+        /// Where the setting stands.
+        origin: Origin,
+        /// The key.
+        key: &'static str,
+        /// Why not, and what to do.
+        reason: String,
+    },
+    /// A `[[worker]]` table breaks a rule.
+    #[error("{origin}: worker {id:?}: {problem}")]
+    Worker {
+        /// Where the table begins.
+        origin: Origin,
+        /// The worker's id, as it stands there.
+        id: String,
+        /// What is wrong.
+        problem: String,
+    },
+}
+
+/// The configuration from flags, environment (asked by name) and the file that one of these names, in this
+/// precedence; defaults for the rest.
+pub fn resolve(flags: &Flags, environment: &dyn Fn(&str) -> Option<String>) -> Result<RouterConfig, ConfigError> {
+    let sources = Sources::open(flags, environment)?;
+    let namespace = namespace(&sources.get(&setting::NAMESPACE))?;
+    let config = RouterConfig {
+        nats_url: nats_url(sources.get(&setting::NATS_URL))?,
+        creds: sources.find(&setting::CREDS).map(|given| given.text.into()),
+        policy: choice(&sources.get(&setting::POLICY), &PolicyKind::NAMED)?,
+        affinity: choice(&sources.get(&setting::AFFINITY), &AffinityMode::NAMED)?,
+        pin_ttl: duration(&sources.get(&setting::PIN_TTL), PIN_TTL)?,
+        accept_timeout: duration(&sources.get(&setting::ACCEPT_TIMEOUT), ACCEPT_TIMEOUT)?,
+        request_timeout: duration(&sources.get(&setting::REQUEST_TIMEOUT), REQUEST_TIMEOUT)?,
+        provision: choice(&sources.get(&setting::PROVISION), &Provision::NAMED)?,
+        reply_prefixes: reply_prefixes(&sources.get(&setting::REPLY_PREFIXES), &namespace)?,
+        drain_timeout: duration(&sources.get(&setting::DRAIN_TIMEOUT), DRAIN_TIMEOUT)?,
+        listen: listen(&sources.get(&setting::LISTEN))?,
+        log_format: choice(&sources.get(&setting::LOG_FORMAT), &LogFormat::NAMED)?,
+        frontends: choice(&sources.get(&setting::UNTRUSTED_FRONTENDS), &UNTRUSTED)?,
+        workers: worker::all(sources.workers(), &namespace)?,
+        namespace,
+    };
+    refuse_what_has_no_effect(&sources, &config)?;
+    Ok(config)
+}
+
+/// `untrusted_frontends = true` is the careful choice.
+const UNTRUSTED: [(&str, FrontendTrust); 2] =
+    [("false", FrontendTrust::Everywhere), ("true", FrontendTrust::TrustedSubjectOnly)];
+
+fn refuse_what_has_no_effect(sources: &Sources<'_>, config: &RouterConfig) -> Result<(), ConfigError> {
+    if let (AffinityMode::Off, Some(given)) = (config.affinity, sources.find(&setting::PIN_TTL)) {
+        return Err(given.no_effect("with affinity off nothing is pinned; leave one of the two out"));
+    }
+    let has_login = config.nats_url.split(',').any(|url| url.contains('@'));
+    if let (true, Some(given)) = (has_login, sources.find(&setting::CREDS)) {
+        return Err(given.no_effect("nats_url holds a login; leave one of the two out"));
+    }
+    Ok(())
+}
+
+fn choice<T: Copy>(given: &Given, named: &[(&str, T)]) -> Result<T, ConfigError> {
+    let names = || named.iter().map(|(name, _)| *name).collect::<Vec<_>>().join(", ");
+    let found = named.iter().find(|(name, _)| *name == given.text);
+    found.map(|(_, value)| *value).ok_or_else(|| given.refuse(format!("allowed are {}", names())))
+}
+
+fn duration(given: &Given, (least, most): (Duration, Duration)) -> Result<Duration, ConfigError> {
+    let parsed = humantime::parse_duration(&given.text).ok();
+    parsed.filter(|duration| (least..=most).contains(duration)).ok_or_else(|| {
+        let (least, most) = (humantime::format_duration(least), humantime::format_duration(most));
+        given.refuse(format!("allowed is a duration from {least} to {most}, written such as 250ms, 2s or 1h"))
+    })
+}
+
+fn namespace(given: &Given) -> Result<Namespace, ConfigError> {
+    Namespace::new(&given.text).map_err(|e| given.refuse(format!("it {e}; allowed are 1 to 32 of a-z 0-9 _ -")))
+}
+
+fn nats_url(given: Given) -> Result<String, ConfigError> {
+    // Whether each of them is a URL is judged where the connection is made.
+    if given.text.split(',').all(|url| url.trim().is_empty()) {
+        return Err(
+            given.refuse("write the URL of a NATS server, nats://host:4222, several with commas between".into())
+        );
+    }
+    Ok(given.text)
+}
+
+fn listen(given: &Given) -> Result<Listen, ConfigError> {
+    if given.text == "off" {
+        return Ok(Listen::Off);
+    }
+    let listen = if given.origin == Origin::Default { Listen::IfFree } else { Listen::At };
+    let allowed = || "allowed are an IP address with a port, such as 0.0.0.0:9464 or [::1]:9464, and off".to_owned();
+    given.text.parse().map(listen).map_err(|_| given.refuse(allowed()))
+}
+
+fn reply_prefixes(given: &Given, namespace: &Namespace) -> Result<Vec<String>, ConfigError> {
+    let prefixes: Vec<String> = given.text.split(',').map(|prefix| prefix.trim().to_owned()).collect();
+    if prefixes.len() > MAX_REPLY_PREFIXES {
+        return Err(given.refuse(format!("at most {MAX_REPLY_PREFIXES} prefixes are allowed")));
+    }
+    for prefix in &prefixes {
+        check_reply_prefix(prefix, namespace).map_err(|problem| given.refuse(problem))?;
+    }
+    for (index, prefix) in prefixes.iter().enumerate() {
+        let wider = prefixes.iter().enumerate().find(|(i, wider)| *i != index && prefix.starts_with(wider.as_str()));
+        if let Some((_, wider)) = wider {
+            return Err(given.no_effect(&format!("{prefix:?} is covered by {wider:?}; leave it out")));
+        }
+    }
+    Ok(prefixes)
+}
+
+fn check_reply_prefix(prefix: &str, namespace: &Namespace) -> Result<(), String> {
+    let bad = |c: char| c.is_whitespace() || c.is_control() || matches!(c, '*' | '>');
+    if prefix.is_empty() || prefix.contains(bad) {
+        let allowed = "allowed are beginnings of subjects such as _INBOX. with commas between, without wildcards";
+        return Err(allowed.to_owned());
+    }
+    // Whoever may send a request could otherwise have a router or a worker write there in its place.
+    let own = format!("{namespace}.");
+    if prefix.starts_with('$') || own.starts_with(prefix) || prefix.starts_with(&own) {
+        let problem = "would let a frontend have replies written to the server's own subjects ($…) or to";
+        return Err(format!("{prefix:?} {problem} {own}>"));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests;

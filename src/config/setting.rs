@@ -1,0 +1,235 @@
+//! One table of all settings: flags, environment variables, file keys, defaults and help texts come from it.
+
+use std::fmt;
+
+use super::file::{ConfigFile, WorkerTable};
+use super::{ConfigError, Flags};
+
+/// One setting.
+#[derive(Debug)]
+pub struct Setting {
+    /// Its key in the file; the flag is the same with `-`, the variable the same in upper case after `RANKPIN_`.
+    pub key: &'static str,
+    /// What stands for its value in the help.
+    pub value: &'static str,
+    /// Its value where nothing is given; none where there then is none.
+    pub default: Option<&'static str>,
+    /// Other variables that count, after its own.
+    pub also: &'static [&'static str],
+    /// What it does.
+    pub help: &'static str,
+}
+
+impl Setting {
+    const fn new(key: &'static str, value: &'static str, default: &'static str, help: &'static str) -> Self {
+        Self { key, value, default: Some(default), also: &[], help }
+    }
+
+    /// The flag, without the dashes.
+    pub fn flag(&self) -> String {
+        self.key.replace('_', "-")
+    }
+
+    /// The environment variables, the first that is set counts.
+    pub fn variables(&self) -> impl Iterator<Item = String> {
+        let own = format!("RANKPIN_{}", self.key.to_ascii_uppercase());
+        std::iter::once(own).chain(self.also.iter().map(|name| (*name).to_owned()))
+    }
+
+    /// Whether the flag may stand without a value.
+    pub fn is_switch(&self) -> bool {
+        self.default == Some("false")
+    }
+}
+
+/// The file; the one setting that can't stand in it.
+pub static CONFIG: Setting = Setting {
+    key: "config",
+    value: "FILE",
+    default: None,
+    also: &[],
+    help: "TOML file with settings, keys as the flags with _ for -, and [[worker]] tables",
+};
+
+pub(super) static NATS_URL: Setting = Setting {
+    also: &["NATS_URL"],
+    ..Setting::new(
+        "nats_url",
+        "URL",
+        "nats://127.0.0.1:4222",
+        "NATS servers, several with commas between; a login may stand in it (nats://user:password@host)",
+    )
+};
+pub(super) static CREDS: Setting =
+    Setting { key: "creds", value: "FILE", default: None, also: &["NATS_CREDS"], help: "Credentials file for NATS" };
+pub(super) static NAMESPACE: Setting =
+    Setting::new("namespace", "NAME", "rankpin", "First token of every subject, and prefix of the buckets");
+pub(super) static POLICY: Setting =
+    Setting::new("policy", "round-robin|random", "round-robin", "How a worker is chosen where no pin decides");
+pub(super) static AFFINITY: Setting = Setting::new(
+    "affinity",
+    "hard|soft|off",
+    "hard",
+    "How strongly a session holds to its worker and rank: hard never leaves them while they exist, soft leaves them \
+     when they are overloaded, off reads no session at all",
+);
+pub(super) static PIN_TTL: Setting =
+    Setting::new("pin_ttl", "DURATION", "1h", "How long a session that is not used stays pinned");
+pub(super) static ACCEPT_TIMEOUT: Setting = Setting::new(
+    "accept_timeout",
+    "DURATION",
+    "2s",
+    "How long a worker may take to accept a request before it is tried elsewhere",
+);
+pub(super) static REQUEST_TIMEOUT: Setting = Setting::new(
+    "request_timeout",
+    "DURATION",
+    "30s",
+    "How long a request may wait until a worker accepts it, where it does not set Rankpin-Timeout-Ms",
+);
+pub(super) static PROVISION: Setting = Setting::new(
+    "provision",
+    "auto|never",
+    "auto",
+    "Whether missing buckets and streams are made; with never, their absence is an error",
+);
+pub(super) static REPLY_PREFIXES: Setting = Setting::new(
+    "reply_prefixes",
+    "PREFIXES",
+    "_INBOX.,_INBOX_",
+    "Requests are answered only on reply subjects that begin with one of these; in the file, an array",
+);
+pub(super) static DRAIN_TIMEOUT: Setting = Setting::new(
+    "drain_timeout",
+    "DURATION",
+    "30s",
+    "How long a router that was told to stop (SIGTERM, SIGINT) waits for its requests to end",
+);
+pub(super) static LISTEN: Setting = Setting::new(
+    "listen",
+    "ADDRESS|off",
+    "127.0.0.1:9464",
+    "Where /healthz, /readyz and /metrics are served over HTTP; port 0 is any free port. The default is left out, with a \
+     warning, where another process has it",
+);
+pub(super) static LOG_FORMAT: Setting =
+    Setting::new("log_format", "text|json", "text", "How log lines are written to stderr");
+pub(super) static UNTRUSTED_FRONTENDS: Setting = Setting::new(
+    "untrusted_frontends",
+    "true|false",
+    "false",
+    "Believe Rankpin-Tenant and Rankpin-Priority only on {namespace}.trusted.{model}, where gateways publish",
+);
+
+/// All settings that may stand in the file, in the order of the help.
+pub static SETTINGS: [&Setting; 14] = [
+    &NATS_URL,
+    &CREDS,
+    &NAMESPACE,
+    &POLICY,
+    &AFFINITY,
+    &PIN_TTL,
+    &ACCEPT_TIMEOUT,
+    &REQUEST_TIMEOUT,
+    &PROVISION,
+    &REPLY_PREFIXES,
+    &DRAIN_TIMEOUT,
+    &LISTEN,
+    &LOG_FORMAT,
+    &UNTRUSTED_FRONTENDS,
+];
+
+/// Where a value stands.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Origin {
+    /// A flag, with its dashes.
+    Flag(String),
+    /// An environment variable.
+    Variable(String),
+    /// A line of the file, from 1.
+    File {
+        /// The file.
+        path: String,
+        /// The line.
+        line: usize,
+    },
+    /// Nowhere: it is the default.
+    Default,
+}
+
+impl fmt::Display for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Flag(flag) => f.write_str(flag),
+            Self::Variable(name) => write!(f, "environment variable {name}"),
+            Self::File { path, line } => write!(f, "{path}, line {line}"),
+            Self::Default => f.write_str("default"),
+        }
+    }
+}
+
+/// A value as it was written.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Given {
+    /// The setting's key.
+    pub key: &'static str,
+    /// The text.
+    pub text: String,
+    /// Where it stands.
+    pub origin: Origin,
+}
+
+impl Given {
+    pub(super) fn refuse(&self, allowed: String) -> ConfigError {
+        ConfigError::Value { origin: self.origin.clone(), key: self.key, text: self.text.clone(), allowed }
+    }
+
+    pub(super) fn no_effect(&self, reason: &str) -> ConfigError {
+        ConfigError::NoEffect { origin: self.origin.clone(), key: self.key, reason: reason.to_owned() }
+    }
+}
+
+/// Where values come from, the strongest first.
+pub(super) struct Sources<'a> {
+    flags: &'a Flags,
+    environment: &'a dyn Fn(&str) -> Option<String>,
+    file: ConfigFile,
+}
+
+impl<'a> Sources<'a> {
+    /// Flags and environment, and the file that they name.
+    pub(super) fn open(flags: &'a Flags, environment: &'a dyn Fn(&str) -> Option<String>) -> Result<Self, ConfigError> {
+        let mut sources = Self { flags, environment, file: ConfigFile::default() };
+        if let Some(path) = sources.find(&CONFIG) {
+            sources.file = ConfigFile::read(&path.text)?;
+        }
+        Ok(sources)
+    }
+
+    /// The value that counts, if one is given. A blank variable is none: that is how compose files unset one.
+    pub(super) fn find(&self, setting: &Setting) -> Option<Given> {
+        let given = |text, origin| Given { key: setting.key, text, origin };
+        if let Some(text) = self.flags.get(setting.key) {
+            return Some(given(text.clone(), Origin::Flag(format!("--{}", setting.flag()))));
+        }
+        let set = |name: &String| (self.environment)(name).filter(|text| !text.trim().is_empty());
+        if let Some((name, text)) = setting.variables().find_map(|name| set(&name).map(|text| (name, text))) {
+            return Some(given(text, Origin::Variable(name)));
+        }
+        self.file.find(setting.key)
+    }
+
+    /// The value that counts, of a setting that has a default.
+    pub(super) fn get(&self, setting: &Setting) -> Given {
+        self.find(setting).unwrap_or_else(|| Given {
+            key: setting.key,
+            text: setting.default.expect("only settings with a default are read so").to_owned(),
+            origin: Origin::Default,
+        })
+    }
+
+    /// The `[[worker]]` tables of the file.
+    pub(super) fn workers(&self) -> &[WorkerTable] {
+        self.file.workers()
+    }
+}

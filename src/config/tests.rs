@@ -1,0 +1,267 @@
+use std::time::Duration;
+
+use super::setting::SETTINGS;
+use super::*;
+use crate::core::id::Model;
+
+/// Resolves flags, variables and the text of a file.
+fn with(flags: &[(&'static str, &str)], variables: &[(&str, &str)], file: &str) -> Result<RouterConfig, String> {
+    let dir = tempfile::tempdir().expect("a temp directory can be made");
+    let path = dir.path().join("rankpin.toml");
+    std::fs::write(&path, file).expect("a temp directory takes files");
+    let mut flags: Flags = flags.iter().map(|(key, text)| (*key, (*text).to_owned())).collect();
+    flags.insert("config", path.to_str().expect("UTF-8").to_owned());
+    let environment =
+        |name: &str| variables.iter().find(|(known, _)| *known == name).map(|(_, text)| (*text).to_owned());
+    let shown = format!("{}/", dir.path().display());
+    resolve(&flags, &environment).map_err(|e| e.to_string().replace(&shown, ""))
+}
+
+fn of_file(file: &str) -> Result<RouterConfig, String> {
+    with(&[], &[], file)
+}
+
+#[test]
+fn defaults() {
+    let config = resolve(&Flags::new(), &|_| None).expect("the defaults are valid");
+    let expected = RouterConfig {
+        nats_url: "nats://127.0.0.1:4222".into(),
+        creds: None,
+        namespace: Namespace::new("rankpin").expect("valid"),
+        policy: PolicyKind::RoundRobin,
+        affinity: AffinityMode::Hard,
+        pin_ttl: Duration::from_secs(3600),
+        accept_timeout: Duration::from_secs(2),
+        request_timeout: Duration::from_secs(30),
+        provision: Provision::Auto,
+        reply_prefixes: vec!["_INBOX.".into(), "_INBOX_".into()],
+        drain_timeout: Duration::from_secs(30),
+        listen: Listen::IfFree(([127, 0, 0, 1], 9464).into()),
+        log_format: LogFormat::Text,
+        frontends: FrontendTrust::Everywhere,
+        workers: vec![],
+    };
+    assert_eq!(config, expected);
+}
+
+/// Every key with a value that is not the default.
+const EVERY_KEY: &str = r#"
+    nats_url = "nats://a:4222,nats://b:4222"
+    creds = "/etc/nats.creds"
+    namespace = "eu-1"
+    policy = "random"
+    affinity = "soft"
+    pin_ttl = "2h 30m"
+    accept_timeout = "250ms"
+    request_timeout = "5s"
+    provision = "never"
+    reply_prefixes = ["_INBOX.", "_INBOX_", "replies."]
+    drain_timeout = "0s"
+    listen = "[::1]:0"
+    log_format = "json"
+    untrusted_frontends = true
+"#;
+
+#[test]
+fn every_setting_is_a_key_a_variable_and_a_flag() {
+    let from_file = of_file(EVERY_KEY).expect("valid");
+    assert_eq!(from_file.policy, PolicyKind::Random);
+    assert_eq!(from_file.pin_ttl, Duration::from_secs(9000));
+    assert_eq!(from_file.reply_prefixes, ["_INBOX.", "_INBOX_", "replies."]);
+    assert_eq!(from_file.frontends, FrontendTrust::TrustedSubjectOnly);
+
+    let table: toml::Table = EVERY_KEY.parse().expect("TOML");
+    let mut texts = Vec::new();
+    for setting in SETTINGS {
+        let text = match &table[setting.key] {
+            toml::Value::Array(items) => items.iter().filter_map(|i| i.as_str()).collect::<Vec<_>>().join(","),
+            toml::Value::Boolean(flag) => flag.to_string(),
+            other => other.as_str().expect("the rest are strings").to_owned(),
+        };
+        assert_ne!(Some(text.as_str()), setting.default, "{}: choose another value for this test", setting.key);
+        texts.push((setting, text));
+    }
+    let flags: Vec<(&'static str, &str)> = texts.iter().map(|(s, text)| (s.key, text.as_str())).collect();
+    assert_eq!(with(&flags, &[], "").expect("valid"), from_file);
+    let variables: Vec<(String, &str)> =
+        texts.iter().map(|(s, text)| (s.variables().next().expect("its own"), text.as_str())).collect();
+    let variables: Vec<(&str, &str)> = variables.iter().map(|(name, text)| (name.as_str(), *text)).collect();
+    assert_eq!(with(&[], &variables, "").expect("valid"), from_file);
+}
+
+#[test]
+fn flags_win_over_the_environment_and_that_over_the_file() {
+    let file = "namespace = 'from-file'";
+    let namespace = |flags: &[_], variables: &[_]| with(flags, variables, file).expect("valid").namespace.to_string();
+    let (flag, variable) = (("namespace", "from-flag"), ("RANKPIN_NAMESPACE", "from-env"));
+    assert_eq!(namespace(&[flag], &[variable]), "from-flag");
+    assert_eq!(namespace(&[], &[variable]), "from-env");
+    assert_eq!(namespace(&[], &[("RANKPIN_NAMESPACE", " ")]), "from-file");
+
+    let file = "nats_url = 'nats://file'\ncreds = 'file'";
+    let nats = |variables: &[_]| {
+        let config = with(&[], variables, file).expect("valid");
+        (config.nats_url, config.creds.expect("given").display().to_string())
+    };
+    let (url, creds) = (("NATS_URL", "nats://theirs"), ("NATS_CREDS", "theirs"));
+    assert_eq!(nats(&[url, creds]), ("nats://theirs".into(), "theirs".into()));
+    let own = [("RANKPIN_NATS_URL", "nats://ours"), ("RANKPIN_CREDS", "ours"), url, creds];
+    assert_eq!(nats(&own), ("nats://ours".into(), "ours".into()));
+}
+
+#[test]
+fn the_file_may_be_named_by_a_variable_and_must_be_there() {
+    let environment = |name: &str| (name == "RANKPIN_CONFIG").then(|| "/nowhere/rankpin.toml".to_owned());
+    let error = resolve(&Flags::new(), &environment).expect_err("no such file");
+    assert!(error.to_string().starts_with("cannot read the configuration file /nowhere/rankpin.toml: "), "{error}");
+}
+
+#[test]
+fn values_that_are_not_allowed_are_named_with_place_and_what_is() {
+    let duration = |range| format!("allowed is a duration from {range}, written such as 250ms, 2s or 1h");
+    for (key, text, allowed) in [
+        ("nats_url", " , ", "write the URL of a NATS server, nats://host:4222, several with commas between".to_owned()),
+        ("namespace", "EU", "it holds 'E', allowed are a-z 0-9 _ -; allowed are 1 to 32 of a-z 0-9 _ -".to_owned()),
+        ("policy", "kv-aware", "allowed are round-robin, random".to_owned()),
+        ("affinity", "Hard", "allowed are hard, soft, off".to_owned()),
+        ("pin_ttl", "60", duration("1s to 30days")),
+        ("pin_ttl", "999ms", duration("1s to 30days")),
+        ("accept_timeout", "-1s", duration("10ms to 1day")),
+        ("request_timeout", "25h", duration("10ms to 1day")),
+        ("drain_timeout", "forever", duration("0s to 1day")),
+        ("provision", "yes", "allowed are auto, never".to_owned()),
+        (
+            "listen",
+            "9464",
+            "allowed are an IP address with a port, such as 0.0.0.0:9464 or [::1]:9464, and off".to_owned(),
+        ),
+        ("log_format", "xml", "allowed are text, json".to_owned()),
+        ("untrusted_frontends", "1", "allowed are false, true".to_owned()),
+    ] {
+        let told = |origin: &str| format!("{origin}: {key} is {text:?}; {allowed}");
+        let setting = SETTINGS.iter().find(|setting| setting.key == key).expect("known");
+        assert_eq!(with(&[(setting.key, text)], &[], ""), Err(told(&format!("--{}", setting.flag()))));
+        let name = setting.variables().next().expect("its own");
+        if !text.trim().is_empty() {
+            let variable = with(&[], &[(&name, text)], "");
+            assert_eq!(variable, Err(told(&format!("environment variable {name}"))));
+        }
+        assert_eq!(of_file(&format!("# one\n\n{key} = {text:?}")), Err(told("rankpin.toml, line 3")));
+    }
+}
+
+#[test]
+fn reply_prefixes_open_no_door() {
+    let refused = |text: &str| with(&[("reply_prefixes", text)], &[], "").expect_err(text);
+    for text in ["", "_INBOX.,", "_INBOX.>", "*", "a b"] {
+        assert!(refused(text).contains("without wildcards"), "{text}");
+    }
+    for text in ["$JS.API.", "$KV.rankpin_pins.", "_INBOX.,rankpin.", "rankpin.job.", "rank"] {
+        assert!(refused(text).contains("would let a frontend have replies written"), "{text}");
+    }
+    assert_eq!(
+        refused("_INBOX.,_INBOX.a."),
+        "--reply-prefixes: reply_prefixes can have no effect: \"_INBOX.a.\" is covered by \"_INBOX.\"; leave it out"
+    );
+    assert!(refused(&(0..17).map(|i| format!("p{i}-.")).collect::<Vec<_>>().join(",")).contains("at most 16"));
+    assert!(with(&[("reply_prefixes", "rankpin."), ("namespace", "other")], &[], "").is_ok());
+}
+
+#[test]
+fn settings_without_effect_are_refused() {
+    assert_eq!(
+        with(&[("affinity", "off")], &[("RANKPIN_PIN_TTL", "2h")], ""),
+        Err("environment variable RANKPIN_PIN_TTL: pin_ttl can have no effect: with affinity off nothing is pinned; \
+             leave one of the two out"
+            .into())
+    );
+    assert!(with(&[("affinity", "off")], &[], "").is_ok());
+    assert_eq!(
+        of_file("nats_url = 'nats://u:p@a'\ncreds = 'c'"),
+        Err("rankpin.toml, line 2: creds can have no effect: nats_url holds a login; leave one of the two out".into())
+    );
+}
+
+#[test]
+fn files_that_break_the_form_are_refused_with_the_line() {
+    for (file, told) in [
+        ("\npolicy = ", "line 2: "),
+        ("a = 1", "line 1: there is no setting a; there are nats_url, creds, "),
+        ("\n\npin-ttl = '1h'", "line 3: there is no setting pin-ttl; write pin_ttl"),
+        ("config = 'other.toml'", "line 1: there is no setting config; "),
+        ("pin_ttl = 60", "line 1: pin_ttl is of type integer; write pin_ttl = \"1h\""),
+        ("reply_prefixes = [1]", "line 1: reply_prefixes is of type array; "),
+        ("policy = 'random'\npolicy = 'random'", "line 2: duplicate key"),
+        ("[router]\npolicy = 'random'", "line 1: there is no setting router; "),
+        ("[worker]\nid = 'a'", "line 1: worker is no list of tables; write [[worker]]"),
+    ] {
+        let error = of_file(file).expect_err(file);
+        assert!(error.starts_with(&format!("rankpin.toml, {told}")), "{error}");
+    }
+}
+
+#[test]
+fn configured_workers_are_plain_responders() {
+    let config = of_file(
+        r#"
+        [[worker]]
+        id = "legacy"
+        models = ["m"]
+        subject = "svc.legacy"
+
+        [[worker]]
+        id = "ranked"
+        models = ["m", "a"]
+        subject = "svc.ranked.{rank}"
+        dp_start = 4
+        dp_size = 4
+        pool = "eu"
+        weight = 2
+        max_inflight = 8
+        device = "cpu"
+        "#,
+    )
+    .expect("valid");
+    let [legacy, ranked] = &config.workers[..] else { panic!("two workers: {:?}", config.workers) };
+    assert_eq!(legacy.kind, crate::core::worker::WorkerKind::Plain);
+    assert_eq!(legacy.subject.as_deref(), Some("svc.legacy"));
+    assert_eq!((legacy.ranks.start().0, legacy.ranks.size(), legacy.weight), (0, 1, 1.0));
+    assert_eq!(ranked.models.iter().map(Model::as_str).collect::<Vec<_>>(), ["a", "m"]);
+    assert_eq!((ranked.ranks.start().0, ranked.ranks.size()), (4, 4));
+    assert_eq!((ranked.pool.as_str(), &*ranked.device), ("eu", "cpu"));
+    assert_eq!((ranked.weight, ranked.max_inflight), (2.0, Some(8)));
+}
+
+#[test]
+fn configured_workers_that_break_a_rule_are_named() {
+    let table = |rest: &str| of_file(&format!("\n[[worker]]\n{rest}"));
+    let good = "id = 'a'\nmodels = ['m']\nsubject = 's'\n";
+    assert!(table(good).is_ok());
+    for (rest, told) in [
+        (format!("{good}colour = 'red'"), "line 6: [[worker]] colour: unknown field `colour`, expected one of `id`"),
+        ("models = ['m']\nsubject = 's'".into(), "line 2: [[worker]]: missing field `id`"),
+        (good.replace("'m'", "1"), "line 4: [[worker]] models[0]: invalid type"),
+        (format!("{good}dp_size = -1"), "line 6: [[worker]] dp_size: invalid value"),
+        (good.replace("'a'", "'a.b'"), "line 2: worker \"a.b\": field id: holds '.'"),
+        (good.replace("'m'", ""), "line 2: worker \"a\": field models: holds 0 names"),
+        (good.replace("'m'", "'m', 'm'"), "line 2: worker \"a\": field models: names a model twice"),
+        (format!("{good}dp_size = 0"), "line 2: worker \"a\": field dp_size: "),
+        (format!("{good}weight = 0"), "line 2: worker \"a\": field weight: is 0, it must be above 0"),
+        (format!("{good}weight = nan"), "line 2: worker \"a\": field weight: "),
+        (format!("{good}max_inflight = 0"), "line 2: worker \"a\": field max_inflight: "),
+        (format!("{good}dp_size = 2"), "line 2: worker \"a\": field subject: holds no {rank}"),
+        (good.replace("'s'", "'s.{rank}'"), "line 2: worker \"a\": field subject: holds {rank}"),
+        (good.replace("'s'", "'s.{dp}'"), "line 2: worker \"a\": field subject: is \"s.{dp}\"; allowed are"),
+        (good.replace("'s'", "'s..t'"), "line 2: worker \"a\": field subject: is \"s..t\"; allowed are"),
+        (good.replace("'s'", "'s.>'"), "line 2: worker \"a\": field subject: is \"s.>\"; allowed are"),
+        (good.replace("'s'", "'$SYS.x'"), "line 2: worker \"a\": field subject: is \"$SYS.x\"; subjects that begin"),
+        (
+            good.replace("'s'", "'rankpin.request.m'"),
+            "line 2: worker \"a\": field subject: is \"rankpin.request.m\"; there",
+        ),
+        (format!("{good}\n[[worker]]\n{good}"), "line 7: worker \"a\": there is another [[worker]]"),
+    ] {
+        let error = table(&rest).expect_err(&rest);
+        assert!(error.starts_with(&format!("rankpin.toml, {told}")), "{error}\nexpected: {told}");
+    }
+}

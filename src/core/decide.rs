@@ -1,0 +1,470 @@
+//! The decision: one request, the fleet and the session's pin give a placement, or the reason why there is none.
+//!
+//! The checks stand in the order of protocol section 5: unknown model, no worker, pool, worker, rank, conflict with a
+//! pin. Everything after them chooses among placements that are allowed.
+
+use std::time::Instant;
+
+use rand::Rng;
+
+use super::ask::{Ask, Excluded, Failure, RankHint};
+use super::candidates::{Candidate, Candidates};
+use super::error::RouteError;
+use super::fleet::{Fleet, Worker, WorkerSlot};
+use super::hash;
+use super::id::{DpRank, Origin, Placement};
+use super::mode::{AffinityMode, PolicyKind};
+use super::policy;
+
+/// Where a request goes, and why.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Decision {
+    /// Where.
+    pub placement: Placement,
+    /// The worker's place in the fleet.
+    pub slot: WorkerSlot,
+    /// Why.
+    pub reason: Reason,
+    /// What led to it, where that says more.
+    pub cause: Option<Cause>,
+    /// What becomes of the session's pin.
+    pub pin: PinStep,
+}
+
+/// Why a request goes where it goes (`Rankpin-Decision`, protocol section 6).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Reason {
+    /// The session is pinned there.
+    Pinned,
+    /// A new session was placed there.
+    Placed,
+    /// The session was moved there.
+    Repinned,
+    /// The frontend asked for it.
+    Hinted,
+    /// The request has no session.
+    Unpinned,
+}
+
+/// What led to a decision.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Cause {
+    /// The worker or rank where it was is gone, or did not answer.
+    WorkerLost,
+    /// The worker where it was is draining.
+    Draining,
+    /// The placement where it was, or was tried, has no room.
+    Overload,
+    /// The pin named a worker only, and now names its rank.
+    Completed,
+    /// The pins bucket is unreachable.
+    BucketUnreachable,
+    /// The session is derived from the conversation.
+    Derived,
+}
+
+/// What becomes of a pin.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PinStep {
+    /// There is no session, or no pin is kept of it.
+    None,
+    /// It stays as it is.
+    Keep,
+    /// It is written by compare-and-set before the dispatch, so that replicas agree.
+    Claim,
+    /// A pin on the worker gets its rank, by compare-and-set before the dispatch.
+    Complete,
+    /// It is written after the worker has accepted.
+    AfterAccept,
+}
+
+/// Why there is no placement.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum NoPlacement {
+    /// There is one, but no room at it now.
+    Wait(WaitFor),
+    /// Every placement that may be tried has failed this request.
+    Exhausted,
+    /// The request can't be placed.
+    Refused(RouteError),
+}
+
+/// What a request without room waits for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum WaitFor {
+    /// Exactly this placement.
+    Placement(Placement),
+    /// Any placement that serves it.
+    Any,
+}
+
+/// The session's pin, as far as it is known.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Pin<'p> {
+    /// It has none.
+    None,
+    /// It has this one.
+    At(&'p Placement),
+    /// Nobody can tell: the bucket is unreachable, and the mirror has none.
+    Unreachable,
+}
+
+/// The settings of every decision.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Rules {
+    /// How strictly sessions stay.
+    pub mode: AffinityMode,
+    /// Who chooses among candidates.
+    pub policy: PolicyKind,
+}
+
+/// Decides. `rng` breaks ties and serves the random policy; nothing is changed but the fleet's count of picks.
+pub fn decide(
+    ask: &Ask,
+    fleet: &mut Fleet,
+    pin: Pin<'_>,
+    rules: Rules,
+    now: Instant,
+    rng: &mut dyn Rng,
+) -> Result<Decision, NoPlacement> {
+    let view = View { ask, fleet, rules, now };
+    view.check_hints().map_err(NoPlacement::Refused)?;
+    let decision = match pin {
+        Pin::At(placement) => view.with_pin(placement, rng),
+        Pin::None => view.afresh(None, false, rng),
+        Pin::Unreachable => view.afresh(None, true, rng),
+    }?;
+    if decision.reason != Reason::Pinned {
+        fleet.note_pick(decision.slot);
+    }
+    Ok(decision)
+}
+
+struct View<'a> {
+    ask: &'a Ask,
+    fleet: &'a Fleet,
+    rules: Rules,
+    now: Instant,
+}
+
+impl<'a> View<'a> {
+    fn eligible(&self) -> impl Iterator<Item = (WorkerSlot, &'a Worker)> + Clone + use<'a> {
+        self.fleet.eligible(&self.ask.model, self.now)
+    }
+
+    /// Eligible for a new placement: in the wanted pool, the hinted worker, with the hinted rank.
+    fn allowed(&self) -> impl Iterator<Item = (WorkerSlot, &'a Worker)> + Clone + use<'a> {
+        let ask = self.ask;
+        self.eligible().filter(move |(_, worker)| {
+            in_pool(ask, worker) && is_hinted_worker(ask, worker) && declares_hint(ask, worker)
+        })
+    }
+
+    fn check_hints(&self) -> Result<(), RouteError> {
+        let ask = self.ask;
+        let model = || ask.model.as_str().to_owned();
+        if !self.fleet.knows(&ask.model, self.now) {
+            return Err(RouteError::UnknownModel(model()));
+        }
+        if self.eligible().next().is_none() {
+            return Err(RouteError::NoWorker(format!("no worker is ready to serve model {:?}", model())));
+        }
+        if let Some(pool) = ask.pool.as_deref()
+            && !self.eligible().any(|(_, worker)| in_pool(ask, worker))
+        {
+            return Err(RouteError::UnknownPool { pool: pool.to_owned(), model: model() });
+        }
+        if let Some(hint) = ask.worker_hint.as_deref()
+            && !self.eligible().any(|(_, worker)| in_pool(ask, worker) && is_hinted_worker(ask, worker))
+        {
+            return Err(RouteError::UnknownWorker { worker: hint.to_owned(), model: model() });
+        }
+        self.check_rank_hint()
+    }
+
+    fn check_rank_hint(&self) -> Result<(), RouteError> {
+        let rank = match &self.ask.rank_hint {
+            None => return Ok(()),
+            Some(RankHint::Invalid(text)) => {
+                return Err(RouteError::RankOutOfRange(format!(
+                    "the rank asked for, {text:?}, is no rank: write 0 to 65535"
+                )));
+            }
+            Some(RankHint::Rank(rank)) => *rank,
+        };
+        if self.allowed().next().is_none() {
+            let whose = match &self.ask.worker_hint {
+                Some(worker) => format!("worker {worker:?} does not declare"),
+                None => format!("no worker that is ready to serve model {:?} declares", self.ask.model.as_str()),
+            };
+            return Err(RouteError::RankOutOfRange(format!("{whose} rank {rank}")));
+        }
+        if !self.allowed().any(|(_, worker)| !worker.is_marked(Some(rank), self.now)) {
+            return Err(RouteError::NoWorker(format!("rank {rank} is lost for the moment")));
+        }
+        Ok(())
+    }
+
+    fn with_pin(&self, pin: &Placement, rng: &mut dyn Rng) -> Result<Decision, NoPlacement> {
+        let Some((slot, worker)) = self.pinned_worker(pin) else {
+            return self.afresh(Some(self.why_gone(pin)), false, rng);
+        };
+        let placement = match self.resolve_pin(pin, worker) {
+            Ok(placement) => placement,
+            Err(cause) => return self.afresh(Some(cause), false, rng),
+        };
+        if let Some(against) = self.conflict(pin, worker) {
+            return match self.rules.mode {
+                AffinityMode::Soft => self.afresh(None, false, rng),
+                AffinityMode::Hard | AffinityMode::Off => Err(NoPlacement::Refused(RouteError::PinConflict(against))),
+            };
+        }
+        if let Some(excluded) = self.ask.exclusion(&placement.worker, placement.rank) {
+            return self.afresh(Some(cause_of(excluded)), false, rng);
+        }
+        if worker.is_full(placement.rank, self.now) {
+            if self.rules.mode == AffinityMode::Soft || !self.ask.named() {
+                return self.afresh(Some(Cause::Overload), false, rng);
+            }
+            return Err(NoPlacement::Wait(WaitFor::Placement(placement)));
+        }
+        let completed = placement.rank.is_some() && pin.rank.is_none();
+        Ok(Decision {
+            placement,
+            slot,
+            reason: if self.hinted() { Reason::Hinted } else { Reason::Pinned },
+            cause: if completed { Some(Cause::Completed) } else { self.derived() },
+            pin: if completed { PinStep::Complete } else { PinStep::Keep },
+        })
+    }
+
+    fn pinned_worker(&self, pin: &Placement) -> Option<(WorkerSlot, &'a Worker)> {
+        self.fleet.eligible_worker(&pin.worker, &self.ask.model, self.now)
+    }
+
+    fn why_gone(&self, pin: &Placement) -> Cause {
+        match self.fleet.find(pin.worker.as_str()) {
+            Some((_, worker))
+                if worker.is_registered() && worker.spec.state == super::worker::WorkerState::Draining =>
+            {
+                Cause::Draining
+            }
+            _ => Cause::WorkerLost,
+        }
+    }
+
+    /// The pin as a placement on this worker; the cause to leave it where its rank is not declared, or lost.
+    fn resolve_pin(&self, pin: &Placement, worker: &Worker) -> Result<Placement, Cause> {
+        let ranks = worker.spec.ranks;
+        if let Some(rank) = pin.rank
+            && !ranks.contains(rank)
+        {
+            return Err(Cause::WorkerLost);
+        }
+        let at = |rank| Placement { worker: worker.spec.id.clone(), rank };
+        if ranks.size() == 1 {
+            return Ok(at(None));
+        }
+        let rank = match (pin.rank, self.rules.mode) {
+            (Some(rank), _) => rank,
+            (None, AffinityMode::Hard) => match (&self.ask.rank_hint, &self.ask.session) {
+                (Some(RankHint::Rank(rank)), _) => *rank,
+                (_, Some(session)) => self.session_rank(session, worker).ok_or(Cause::WorkerLost)?,
+                (_, None) => return Ok(at(None)),
+            },
+            (None, AffinityMode::Soft | AffinityMode::Off) => return Ok(at(None)),
+        };
+        if worker.is_marked(Some(rank), self.now) { Err(Cause::WorkerLost) } else { Ok(at(Some(rank))) }
+    }
+
+    fn session_rank(&self, session: &super::session::Session, worker: &Worker) -> Option<DpRank> {
+        match session.origin {
+            Origin::Named => Some(hash::hashed_rank(&session.id, worker.spec.ranks)),
+            Origin::Derived => self.least_loaded_rank(worker),
+        }
+    }
+
+    /// What of the request speaks against the pin.
+    fn conflict(&self, pin: &Placement, worker: &Worker) -> Option<&'static str> {
+        let ask = self.ask;
+        if !is_hinted_worker(ask, worker) {
+            return Some("the worker that this request");
+        }
+        // A pin without rank speaks against no rank: it is completed with the one that is asked for.
+        let pinned = if worker.spec.ranks.size() == 1 { Some(worker.spec.ranks.start()) } else { pin.rank };
+        if let (Some(RankHint::Rank(wanted)), Some(pinned)) = (&ask.rank_hint, pinned)
+            && *wanted != pinned
+        {
+            return Some("the rank that this request");
+        }
+        (!in_pool(ask, worker)).then_some("the pool that this request")
+    }
+
+    fn hinted(&self) -> bool {
+        self.ask.worker_hint.is_some() || self.ask.rank_hint.is_some()
+    }
+
+    fn derived(&self) -> Option<Cause> {
+        (self.ask.session.is_some() && !self.ask.named()).then_some(Cause::Derived)
+    }
+
+    /// A placement by hint or policy. `moved` says why a pinned session leaves its pin.
+    fn afresh(&self, moved: Option<Cause>, unreachable: bool, rng: &mut dyn Rng) -> Result<Decision, NoPlacement> {
+        let mut open = self.candidates(|worker| self.own_rank(worker));
+        if open.is_empty() {
+            // The rank that would be this session's is lost everywhere: the least loaded one instead.
+            open = self.candidates(|worker| self.least_loaded_rank(worker).map(Some));
+        }
+        if open.is_empty() {
+            return Err(NoPlacement::Exhausted);
+        }
+        let roomy: Vec<_> = open.into_iter().filter(|(_, full)| !full).map(|(candidate, _)| candidate).collect();
+        let Some(candidates) = Candidates::new(roomy) else {
+            return Err(NoPlacement::Wait(WaitFor::Any));
+        };
+        let chosen = if unreachable { self.rendezvous(&candidates) } else { None }
+            .unwrap_or_else(|| policy::pick(self.rules.policy, &candidates, rng));
+        let (reason, cause) = self.explain(moved, unreachable);
+        Ok(Decision {
+            placement: chosen.placement.clone(),
+            slot: chosen.slot,
+            reason,
+            cause,
+            pin: self.pin_step(unreachable),
+        })
+    }
+
+    /// Every placement that is allowed and has not failed, with whether it is full.
+    fn candidates(&self, rank_on: impl Fn(&Worker) -> Option<Option<DpRank>>) -> Vec<(Candidate, bool)> {
+        let mut all = Vec::new();
+        for (slot, worker) in self.allowed() {
+            let Some(rank) = rank_on(worker) else { continue };
+            let lost = rank.is_some_and(|rank| worker.is_marked(Some(rank), self.now));
+            if lost || self.ask.exclusion(&worker.spec.id, rank).is_some() {
+                continue;
+            }
+            let placement = Placement { worker: worker.spec.id.clone(), rank };
+            let full = worker.is_full(rank, self.now);
+            all.push((Candidate { placement, slot, last_pick: worker.last_pick }, full));
+        }
+        all
+    }
+
+    /// The rank that this request would have on a worker, `Some(None)` for none, `None` where it can't be there.
+    fn own_rank(&self, worker: &Worker) -> Option<Option<DpRank>> {
+        if worker.spec.ranks.size() == 1 {
+            return Some(None);
+        }
+        if let Some(RankHint::Rank(rank)) = self.ask.rank_hint {
+            return Some(Some(rank));
+        }
+        match (&self.ask.session, self.rules.mode) {
+            (Some(session), AffinityMode::Hard) => self.session_rank(session, worker).map(Some),
+            (Some(_), AffinityMode::Soft | AffinityMode::Off) | (None, _) => Some(None),
+        }
+    }
+
+    /// The rank of a worker with the least load that is not lost and has not failed; ties by the lowest rank.
+    fn least_loaded_rank(&self, worker: &Worker) -> Option<DpRank> {
+        let wants_rank =
+            self.ask.session.is_some() && self.rules.mode == AffinityMode::Hard && self.ask.rank_hint.is_none();
+        if !wants_rank || worker.spec.ranks.size() == 1 {
+            return None;
+        }
+        worker
+            .spec
+            .ranks
+            .iter()
+            .filter(|&rank| {
+                !worker.is_marked(Some(rank), self.now) && self.ask.exclusion(&worker.spec.id, Some(rank)).is_none()
+            })
+            .min_by_key(|&rank| worker.load_of(rank, self.now))
+    }
+
+    fn rendezvous<'c>(&self, candidates: &'c Candidates) -> Option<&'c Candidate> {
+        let session = self.ask.session.as_ref()?;
+        candidates.as_slice().iter().max_by_key(|candidate| hash::rendezvous(&candidate.placement.worker, &session.id))
+    }
+
+    fn explain(&self, moved: Option<Cause>, unreachable: bool) -> (Reason, Option<Cause>) {
+        let retried = self.ask.excluded.last().map(cause_of);
+        let reason = match (&self.ask.session, moved) {
+            _ if self.hinted() => Reason::Hinted,
+            (None, _) => Reason::Unpinned,
+            (Some(_), Some(_)) => Reason::Repinned,
+            (Some(_), None) => Reason::Placed,
+        };
+        let bucket = unreachable.then_some(Cause::BucketUnreachable);
+        (reason, moved.or(retried).or(bucket).or_else(|| self.derived()))
+    }
+
+    fn pin_step(&self, unreachable: bool) -> PinStep {
+        match (&self.ask.session, self.rules.mode) {
+            (None, _) | (_, AffinityMode::Off) => PinStep::None,
+            (Some(_), _) if unreachable => PinStep::None,
+            (Some(session), AffinityMode::Hard) if session.origin == Origin::Named => PinStep::Claim,
+            (Some(_), AffinityMode::Hard | AffinityMode::Soft) => PinStep::AfterAccept,
+        }
+    }
+}
+
+fn cause_of(excluded: &Excluded) -> Cause {
+    match excluded.failure {
+        Failure::NoResponders | Failure::AcceptTimeout => Cause::WorkerLost,
+        Failure::Overloaded => Cause::Overload,
+        Failure::Draining => Cause::Draining,
+    }
+}
+
+fn in_pool(ask: &Ask, worker: &Worker) -> bool {
+    ask.pool.as_deref().is_none_or(|pool| pool == worker.spec.pool.as_str())
+}
+
+fn is_hinted_worker(ask: &Ask, worker: &Worker) -> bool {
+    ask.worker_hint.as_deref().is_none_or(|id| id == worker.spec.id.as_str())
+}
+
+fn declares_hint(ask: &Ask, worker: &Worker) -> bool {
+    match &ask.rank_hint {
+        Some(RankHint::Rank(rank)) => worker.spec.ranks.contains(*rank),
+        Some(RankHint::Invalid(_)) => false,
+        None => true,
+    }
+}
+
+impl Decision {
+    /// The value of `Rankpin-Decision`: the reason, and after a comma what led to it.
+    pub fn header(&self) -> String {
+        match self.cause {
+            None => self.reason.word().to_owned(),
+            Some(cause) => format!("{},{}", self.reason.word(), cause.word()),
+        }
+    }
+}
+
+impl Reason {
+    /// As it stands on the wire.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Pinned => "pinned",
+            Self::Placed => "placed",
+            Self::Repinned => "repinned",
+            Self::Hinted => "hinted",
+            Self::Unpinned => "unpinned",
+        }
+    }
+}
+
+impl Cause {
+    /// As it stands on the wire.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::WorkerLost => "worker-lost",
+            Self::Draining => "draining",
+            Self::Overload => "overload",
+            Self::Completed => "completed",
+            Self::BucketUnreachable => "bucket-unreachable",
+            Self::Derived => "derived",
+        }
+    }
+}

@@ -1,0 +1,415 @@
+//! The fleet: who is registered, alive, and how loaded.
+//!
+//! Liveness is by the router's own clock since a worker's last sign of life, never by keys expiring: an election in
+//! the NATS cluster must not make the fleet look lost.
+
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+use super::id::{DpRank, InstanceId, Model, WorkerId};
+use super::load::Report;
+use super::worker::{WorkerKind, WorkerSpec, WorkerState};
+
+mod load;
+
+/// A worker without a sign of life for this long is lost (protocol section 6).
+pub const LOST_AFTER: Duration = Duration::from_secs(6);
+/// How long a rank without responders counts as not declared (protocol section 6).
+pub const RANK_LOST_FOR: Duration = Duration::from_secs(5);
+/// How long a model that nobody serves any more is still known (protocol section 6.1).
+pub const MODEL_KNOWN_FOR: Duration = Duration::from_secs(600);
+/// Refused probes in a row after which a worker is lost (protocol section 6).
+pub const PROBES_UNTIL_LOST: u8 = 2;
+/// Most workers known at once; registrations beyond are refused with a warning.
+pub const MAX_WORKERS: usize = 16_384;
+/// Most models remembered; beyond, those that nobody serves are forgotten early.
+pub const MAX_KNOWN_MODELS: usize = 65_536;
+/// Most ranks of one worker that are marked lost at once; beyond, the oldest mark is dropped.
+const MAX_MARKS: usize = 64;
+
+/// A worker's place in the fleet. A new instance under the same name has another one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct WorkerSlot {
+    index: u32,
+    generation: u32,
+}
+
+impl WorkerSlot {
+    /// As two numbers, to be written into a subject.
+    pub fn parts(self) -> (u32, u32) {
+        (self.index, self.generation)
+    }
+
+    /// From two numbers; a slot that never was names nobody.
+    pub fn from_parts(index: u32, generation: u32) -> Self {
+        Self { index, generation }
+    }
+}
+
+/// One worker as the router sees it.
+#[derive(Debug)]
+pub struct Worker {
+    /// What it declares.
+    pub spec: WorkerSpec,
+    /// Number of the pick that last chose it; 0 where none has.
+    pub last_pick: u64,
+    source: Source,
+    registered: bool,
+    last_sign: Instant,
+    marks: Vec<Mark>,
+    own: Vec<u32>,
+    own_unranked: u32,
+    accepted: u32,
+    refused_probes: u8,
+    last_probe_refused: bool,
+    report: Option<(Report, Instant)>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Source {
+    /// Its own registration.
+    Registration,
+    /// The configuration: always there.
+    Configuration,
+}
+
+#[derive(Debug)]
+struct Mark {
+    rank: Option<DpRank>,
+    until: Instant,
+}
+
+/// What a registration changed.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Registered {
+    /// The worker was not there before.
+    New,
+    /// It was there, and nothing that matters changed.
+    Renewed,
+    /// It was there with other declarations.
+    Changed,
+    /// Another instance had the name: its accepted requests are lost.
+    Replaced(WorkerSlot),
+    /// It is older than [`LOST_AFTER`]: not taken.
+    Stale,
+    /// There are [`MAX_WORKERS`] already.
+    Full,
+    /// The configuration has a worker of this name, which stays.
+    Configured,
+}
+
+/// All workers.
+#[derive(Debug, Default)]
+pub struct Fleet {
+    slots: Vec<(u32, Option<Worker>)>,
+    free: Vec<u32>,
+    by_id: HashMap<WorkerId, u32>,
+    by_model: HashMap<Model, Vec<u32>>,
+    known_models: HashMap<Model, Instant>,
+    picks: u64,
+}
+
+impl Fleet {
+    /// Takes a worker from the configuration.
+    pub fn configure(&mut self, spec: WorkerSpec, now: Instant) {
+        self.insert(spec, Source::Configuration, now);
+    }
+
+    /// A registration was put, `age` ago.
+    pub fn handle_registration(&mut self, spec: WorkerSpec, age: Duration, now: Instant) -> Registered {
+        self.remember_models(&spec, now);
+        if age > LOST_AFTER {
+            return Registered::Stale;
+        }
+        let sign = now.checked_sub(age).unwrap_or(now);
+        let Some(&index) = self.by_id.get(&spec.id) else {
+            if self.by_id.len() >= MAX_WORKERS {
+                return Registered::Full;
+            }
+            self.insert(spec, Source::Registration, sign);
+            return Registered::New;
+        };
+        let old = self.at(index).expect("the index names workers that are there");
+        if old.source == Source::Configuration {
+            return Registered::Configured;
+        }
+        if old.spec.instance != spec.instance {
+            let slot = self.slot_at(index);
+            self.remove(slot);
+            self.insert(spec, Source::Registration, sign);
+            return Registered::Replaced(slot);
+        }
+        self.renew(index, spec, sign)
+    }
+
+    fn renew(&mut self, index: u32, spec: WorkerSpec, sign: Instant) -> Registered {
+        let worker = self.at_mut(index).expect("the index names workers that are there");
+        worker.last_sign = worker.last_sign.max(sign);
+        if worker.registered && worker.spec == spec {
+            return Registered::Renewed;
+        }
+        self.unlist(index);
+        let worker = self.at_mut(index).expect("the index names workers that are there");
+        worker.registered = true;
+        worker.own.truncate(spec.ranks.size() as usize);
+        worker.spec = spec;
+        self.list(index);
+        Registered::Changed
+    }
+
+    /// A registration was deleted: eligibility ends at once, accepted requests run on.
+    pub fn handle_deregistration(&mut self, id: &WorkerId) -> bool {
+        let Some(&index) = self.by_id.get(id) else { return false };
+        let slot = self.slot_at(index);
+        let worker = self.at_mut(index).expect("the index names workers that are there");
+        if worker.source == Source::Configuration || !worker.registered {
+            return false;
+        }
+        worker.registered = false;
+        if worker.in_flight() == 0 {
+            self.remove(slot);
+        } else {
+            self.unlist(index);
+        }
+        true
+    }
+
+    /// An event of this worker came in: a sign of life.
+    pub fn handle_event(&mut self, slot: WorkerSlot, now: Instant) {
+        if let Some(worker) = self.get_mut(slot) {
+            worker.last_sign = now;
+        }
+    }
+
+    /// The router itself was away: ages start anew.
+    pub fn handle_outage_end(&mut self, now: Instant) {
+        for (_, worker) in &mut self.slots {
+            if let Some(worker) = worker {
+                worker.last_sign = worker.last_sign.max(now);
+                worker.refused_probes = 0;
+            }
+        }
+    }
+
+    /// Nobody listened where this was sent: the rank, or without a rank the whole worker, counts as gone for
+    /// [`RANK_LOST_FOR`].
+    pub fn mark_lost(&mut self, slot: WorkerSlot, rank: Option<DpRank>, now: Instant) {
+        let Some(worker) = self.get_mut(slot) else { return };
+        worker.marks.retain(|mark| mark.until > now && mark.rank != rank);
+        if worker.marks.len() >= MAX_MARKS {
+            worker.marks.remove(0);
+        }
+        worker.marks.push(Mark { rank, until: now + RANK_LOST_FOR });
+    }
+
+    /// Removes workers that gave no sign of life in time; their accepted requests are lost.
+    pub fn expire(&mut self, now: Instant) -> Vec<(WorkerSlot, WorkerId)> {
+        let lost: Vec<_> = self
+            .iter()
+            .filter(|(_, worker)| {
+                worker.source == Source::Registration && now.saturating_duration_since(worker.last_sign) > LOST_AFTER
+            })
+            .map(|(slot, worker)| (slot, worker.spec.id.clone()))
+            .collect();
+        for (slot, _) in &lost {
+            self.remove(*slot);
+        }
+        self.known_models.retain(|_, seen| now.saturating_duration_since(*seen) <= MODEL_KNOWN_FOR);
+        lost
+    }
+
+    /// Workers to probe: those that hold accepted requests, except plain ones, which need not listen for cancels.
+    pub fn to_probe(&self) -> Vec<(WorkerSlot, WorkerId)> {
+        self.iter()
+            .filter(|(_, worker)| worker.accepted > 0 && worker.spec.kind == WorkerKind::Native)
+            .map(|(slot, worker)| (slot, worker.spec.id.clone()))
+            .collect()
+    }
+
+    /// A probe is sent: the one before it, unless it was refused, has reached somebody.
+    pub fn begin_probe(&mut self, slot: WorkerSlot) {
+        if let Some(worker) = self.get_mut(slot)
+            && !std::mem::take(&mut worker.last_probe_refused)
+        {
+            worker.refused_probes = 0;
+        }
+    }
+
+    /// A probe was refused: nobody listens. True where the worker is lost by it, and removed.
+    pub fn handle_refused_probe(&mut self, slot: WorkerSlot) -> bool {
+        let Some(worker) = self.get_mut(slot) else { return false };
+        worker.last_probe_refused = true;
+        worker.refused_probes += 1;
+        if worker.refused_probes < PROBES_UNTIL_LOST {
+            return false;
+        }
+        self.remove(slot);
+        true
+    }
+
+    /// The worker at a slot, unless it is gone.
+    pub fn get(&self, slot: WorkerSlot) -> Option<&Worker> {
+        let (generation, worker) = self.slots.get(slot.index as usize)?;
+        if *generation == slot.generation { worker.as_ref() } else { None }
+    }
+
+    fn get_mut(&mut self, slot: WorkerSlot) -> Option<&mut Worker> {
+        let (generation, worker) = self.slots.get_mut(slot.index as usize)?;
+        if *generation == slot.generation { worker.as_mut() } else { None }
+    }
+
+    /// The worker of a name.
+    pub fn find(&self, id: &str) -> Option<(WorkerSlot, &Worker)> {
+        let index = *self.by_id.get(id)?;
+        Some((self.slot_at(index), self.at(index)?))
+    }
+
+    /// All workers.
+    pub fn iter(&self) -> impl Iterator<Item = (WorkerSlot, &Worker)> {
+        self.slots.iter().enumerate().filter_map(|(index, (generation, worker))| {
+            let index = u32::try_from(index).expect("there are at most MAX_WORKERS slots, and configured ones");
+            Some((WorkerSlot { index, generation: *generation }, worker.as_ref()?))
+        })
+    }
+
+    /// Workers that may take requests for a model: registered, alive, ready, not marked lost.
+    pub fn eligible<'f>(
+        &'f self,
+        model: &Model,
+        now: Instant,
+    ) -> impl Iterator<Item = (WorkerSlot, &'f Worker)> + Clone {
+        let listed = self.by_model.get(model).map_or(&[][..], Vec::as_slice);
+        listed
+            .iter()
+            .map(|&index| (self.slot_at(index), self.at(index).expect("models list workers that are there")))
+            .filter(move |(_, worker)| worker.is_ready(now))
+    }
+
+    /// The worker of a name, where it may take requests for a model.
+    pub fn eligible_worker(&self, id: &WorkerId, model: &Model, now: Instant) -> Option<(WorkerSlot, &Worker)> {
+        let (slot, worker) = self.find(id.as_str())?;
+        (worker.is_ready(now) && worker.spec.models.binary_search(model).is_ok()).then_some((slot, worker))
+    }
+
+    /// Whether a registration served the model within [`MODEL_KNOWN_FOR`].
+    pub fn knows(&self, model: &Model, now: Instant) -> bool {
+        self.by_model.contains_key(model)
+            || self.known_models.get(model).is_some_and(|seen| now.saturating_duration_since(*seen) <= MODEL_KNOWN_FOR)
+    }
+
+    /// Counts a pick, for policies that take turns.
+    pub fn note_pick(&mut self, slot: WorkerSlot) {
+        self.picks += 1;
+        let picks = self.picks;
+        if let Some(worker) = self.get_mut(slot) {
+            worker.last_pick = picks;
+        }
+    }
+
+    fn remember_models(&mut self, spec: &WorkerSpec, now: Instant) {
+        for model in &spec.models {
+            if let Some(seen) = self.known_models.get_mut(model) {
+                *seen = now;
+            } else if self.known_models.len() < MAX_KNOWN_MODELS {
+                self.known_models.insert(model.clone(), now);
+            }
+        }
+    }
+
+    fn insert(&mut self, spec: WorkerSpec, source: Source, last_sign: Instant) {
+        let id = spec.id.clone();
+        let worker = Worker {
+            spec,
+            last_pick: 0,
+            source,
+            registered: true,
+            last_sign,
+            marks: Vec::new(),
+            own: Vec::new(),
+            own_unranked: 0,
+            accepted: 0,
+            refused_probes: 0,
+            last_probe_refused: false,
+            report: None,
+        };
+        let index = if let Some(index) = self.free.pop() {
+            self.slots[index as usize].1 = Some(worker);
+            index
+        } else {
+            self.slots.push((0, Some(worker)));
+            u32::try_from(self.slots.len() - 1).expect("there are at most MAX_WORKERS slots, and configured ones")
+        };
+        self.by_id.insert(id, index);
+        self.list(index);
+    }
+
+    fn remove(&mut self, slot: WorkerSlot) {
+        self.unlist(slot.index);
+        let (generation, worker) = &mut self.slots[slot.index as usize];
+        if let Some(worker) = worker.take() {
+            *generation = generation.wrapping_add(1);
+            self.free.push(slot.index);
+            self.by_id.remove(&worker.spec.id);
+        }
+    }
+
+    fn list(&mut self, index: u32) {
+        let models = self.at(index).map(|worker| worker.spec.models.clone()).unwrap_or_default();
+        for model in models {
+            let listed = self.by_model.entry(model).or_default();
+            if !listed.contains(&index) {
+                listed.push(index);
+            }
+        }
+    }
+
+    fn unlist(&mut self, index: u32) {
+        let models = self.at(index).map(|worker| worker.spec.models.clone()).unwrap_or_default();
+        for model in models {
+            if let Some(listed) = self.by_model.get_mut(&model) {
+                listed.retain(|other| *other != index);
+                if listed.is_empty() {
+                    self.by_model.remove(&model);
+                }
+            }
+        }
+    }
+
+    fn at(&self, index: u32) -> Option<&Worker> {
+        self.slots[index as usize].1.as_ref()
+    }
+
+    fn at_mut(&mut self, index: u32) -> Option<&mut Worker> {
+        self.slots[index as usize].1.as_mut()
+    }
+
+    fn slot_at(&self, index: u32) -> WorkerSlot {
+        WorkerSlot { index, generation: self.slots[index as usize].0 }
+    }
+}
+
+impl Worker {
+    fn is_ready(&self, now: Instant) -> bool {
+        self.registered && self.spec.state == WorkerState::Ready && !self.is_marked(None, now)
+    }
+
+    /// Whether the rank (or without one, the whole worker) is marked lost.
+    pub fn is_marked(&self, rank: Option<DpRank>, now: Instant) -> bool {
+        self.marks.iter().any(|mark| mark.rank == rank && mark.until > now)
+    }
+
+    /// The process behind it.
+    pub fn instance(&self) -> &InstanceId {
+        &self.spec.instance
+    }
+
+    /// Time since its last sign of life.
+    pub fn age(&self, now: Instant) -> Duration {
+        now.saturating_duration_since(self.last_sign)
+    }
+
+    /// Whether it is registered; a worker whose registration was deleted stays until its requests have ended.
+    pub fn is_registered(&self) -> bool {
+        self.registered
+    }
+}

@@ -1,0 +1,115 @@
+//! Load: this router's own requests, counted at once, and what workers report of everybody's.
+
+use std::time::{Duration, Instant};
+
+use super::{Fleet, Worker, WorkerSlot};
+use crate::core::id::DpRank;
+use crate::core::load::Report;
+
+/// A load report older than this no longer counts (protocol section 7).
+pub const REPORT_COUNTS_FOR: Duration = Duration::from_secs(5);
+
+impl Fleet {
+    /// A request goes to this placement.
+    pub fn begin(&mut self, slot: WorkerSlot, rank: Option<DpRank>) {
+        let Some(worker) = self.get_mut(slot) else { return };
+        match rank.and_then(|rank| worker.spec.ranks.index_of(rank)) {
+            Some(index) => {
+                if worker.own.len() <= index {
+                    worker.own.resize(index + 1, 0);
+                }
+                worker.own[index] += 1;
+            }
+            None => worker.own_unranked += 1,
+        }
+    }
+
+    /// A request has left this placement, `accepted` or not. A worker that was deregistered goes with its last one.
+    pub fn end(&mut self, slot: WorkerSlot, rank: Option<DpRank>, accepted: bool) {
+        let Some(worker) = self.get_mut(slot) else { return };
+        let count = match rank.and_then(|rank| worker.spec.ranks.index_of(rank)) {
+            Some(index) => worker.own.get_mut(index),
+            None => Some(&mut worker.own_unranked),
+        };
+        // A worker that shrank its range took the counts of the ranks that went along.
+        if let Some(count) = count {
+            *count = count.saturating_sub(1);
+        }
+        if accepted {
+            worker.accepted = worker.accepted.saturating_sub(1);
+        }
+        if !worker.registered && worker.in_flight() == 0 {
+            self.remove(slot);
+        }
+    }
+
+    /// A request at this worker was accepted: from now on the worker is probed.
+    pub fn note_accepted(&mut self, slot: WorkerSlot) {
+        if let Some(worker) = self.get_mut(slot) {
+            worker.accepted += 1;
+        }
+    }
+
+    /// A load report came in. False where it is ignored: another instance's, or not newer than the last one.
+    pub fn handle_report(&mut self, mut report: Report, now: Instant) -> bool {
+        let Some((slot, _)) = self.find(report.worker.as_str()) else { return false };
+        let worker = self.get_mut(slot).expect("it was just found");
+        if worker.spec.instance != report.instance {
+            return false;
+        }
+        if worker.report.as_ref().is_some_and(|(last, _)| last.seq >= report.seq) {
+            return false;
+        }
+        let ranks = worker.spec.ranks;
+        report.ranks.retain(|load| ranks.contains(load.rank));
+        report.ranks.sort_by_key(|load| load.rank);
+        report.ranks.dedup_by_key(|load| load.rank);
+        worker.last_sign = now;
+        worker.report = Some((report, now));
+        true
+    }
+}
+
+impl Worker {
+    /// This router's own requests here.
+    pub fn in_flight(&self) -> u32 {
+        self.own.iter().sum::<u32>() + self.own_unranked
+    }
+
+    /// This router's own requests on a rank.
+    pub fn own_on(&self, rank: DpRank) -> u32 {
+        let index = self.spec.ranks.index_of(rank);
+        index.and_then(|index| self.own.get(index)).copied().unwrap_or(0)
+    }
+
+    /// Load of a rank: the larger of own and reported in-flight.
+    pub fn load_of(&self, rank: DpRank, now: Instant) -> u32 {
+        let reported = self.fresh_report(now).and_then(|report| {
+            let at = report.ranks.binary_search_by_key(&rank, |load| load.rank).ok()?;
+            Some(report.ranks[at].inflight)
+        });
+        self.own_on(rank).max(reported.unwrap_or(0))
+    }
+
+    /// Load of the whole worker: the larger of own and reported in-flight, over all ranks and without one.
+    pub fn load(&self, now: Instant) -> u64 {
+        let reported =
+            self.fresh_report(now).map_or(0, |report| report.ranks.iter().map(|load| u64::from(load.inflight)).sum());
+        u64::from(self.in_flight()).max(reported)
+    }
+
+    /// Whether there is no room at a placement (protocol section 5).
+    pub fn is_full(&self, rank: Option<DpRank>, now: Instant) -> bool {
+        let Some(most) = self.spec.max_inflight else { return false };
+        match rank {
+            Some(rank) => self.load_of(rank, now) >= most,
+            None => self.load(now) >= u64::from(most) * u64::from(self.spec.ranks.size()),
+        }
+    }
+
+    /// The last report, where it still counts.
+    pub fn fresh_report(&self, now: Instant) -> Option<&Report> {
+        let (report, at) = self.report.as_ref()?;
+        (now.saturating_duration_since(*at) <= REPORT_COUNTS_FOR).then_some(report)
+    }
+}

@@ -1,0 +1,54 @@
+//! The settings that shape every decision, each with the names that a person writes.
+
+/// How strictly a session stays where it is pinned.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AffinityMode {
+    /// A session never leaves its placement while that is eligible.
+    Hard,
+    /// A session prefers its placement, and moves when that is overloaded.
+    Soft,
+    /// No session is read.
+    Off,
+}
+
+/// Which policy chooses among candidates.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PolicyKind {
+    /// The one that was chosen longest ago.
+    RoundRobin,
+    /// Any, with equal chances.
+    Random,
+}
+
+/// Whether a router makes buckets and streams that are missing (protocol section 2).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Provision {
+    /// Makes what is missing, and never changes what is there.
+    Auto,
+    /// Makes nothing: an operator has made them, and the router may lack the permission.
+    Never,
+}
+
+/// Whether what frontends say of themselves is believed (the headers marked * in protocol section 3).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FrontendTrust {
+    /// On every request.
+    Everywhere,
+    /// Only on requests that come on `{ns}.trusted.{model}`.
+    TrustedSubjectOnly,
+}
+
+impl AffinityMode {
+    /// Each mode with its name.
+    pub const NAMED: [(&'static str, Self); 3] = [("hard", Self::Hard), ("soft", Self::Soft), ("off", Self::Off)];
+}
+
+impl PolicyKind {
+    /// Each policy with its name.
+    pub const NAMED: [(&'static str, Self); 2] = [("round-robin", Self::RoundRobin), ("random", Self::Random)];
+}
+
+impl Provision {
+    /// Each choice with its name.
+    pub const NAMED: [(&'static str, Self); 2] = [("auto", Self::Auto), ("never", Self::Never)];
+}

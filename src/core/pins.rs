@@ -1,0 +1,161 @@
+//! The mirror of the pins bucket: what every router knows of every session without asking.
+
+use std::collections::{HashMap, VecDeque};
+use std::time::{Duration, Instant};
+
+use super::hash::PinKey;
+use super::id::{Origin, Placement};
+
+/// Most pins mirrored. Beyond, a session's pin is found by the claim that loses to it: slower, and still right.
+pub const MAX_MIRRORED: usize = 8_388_608;
+
+/// A session's pin.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Pin {
+    /// Where the session is.
+    pub placement: Placement,
+    /// Where its id comes from.
+    pub origin: Origin,
+    /// Of a derived session: the session id of its first request.
+    pub root: Option<Box<str>>,
+    /// Of a derived session: several conversations begin so.
+    pub shared: bool,
+}
+
+/// What stands under a key.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Entry {
+    /// The revision of the value, for the next compare-and-set.
+    pub revision: u64,
+    /// The pin; `None` where the value was deleted or can't be read: it is replaced at its revision.
+    pub pin: Option<Pin>,
+    /// When it was stored, by this router's clock.
+    pub stored: Instant,
+    /// Whether this router has written this placement, or has put it again (protocol section 5).
+    pub ours: bool,
+    /// When a use refreshes its age.
+    refresh_at: Instant,
+}
+
+/// The mirror.
+#[derive(Debug)]
+pub struct Mirror {
+    entries: HashMap<PinKey, Entry>,
+    ages: VecDeque<(Instant, PinKey, u64)>,
+    derived: usize,
+    ttl: Duration,
+}
+
+fn is_derived(entry: &Entry) -> bool {
+    entry.pin.as_ref().is_some_and(|pin| pin.origin == Origin::Derived)
+}
+
+impl Mirror {
+    /// An empty mirror of a bucket whose values live for `ttl`.
+    pub fn new(ttl: Duration) -> Self {
+        Self { entries: HashMap::new(), ages: VecDeque::new(), derived: 0, ttl }
+    }
+
+    /// The bucket's values live for another time than was configured.
+    pub fn set_ttl(&mut self, ttl: Duration) {
+        self.ttl = ttl;
+    }
+
+    /// Forgets everything: the bucket was made anew.
+    pub fn clear(&mut self) {
+        self.entries.clear();
+        self.ages.clear();
+        self.derived = 0;
+    }
+
+    /// A value (or with `pin` `None`, its end) was stored under a key at `stored`. Older news than what is known is
+    /// ignored.
+    pub fn handle_value(&mut self, key: PinKey, revision: u64, pin: Option<Pin>, stored: Instant) {
+        self.put(key, revision, pin, stored, false);
+    }
+
+    /// This router stored a value, or put it again.
+    pub fn handle_own(&mut self, key: PinKey, revision: u64, pin: Option<Pin>, now: Instant) {
+        self.put(key, revision, pin, now, true);
+    }
+
+    fn put(&mut self, key: PinKey, revision: u64, pin: Option<Pin>, stored: Instant, own: bool) {
+        let old = self.entries.get(&key);
+        if old.is_some_and(|old| old.revision > revision || (old.revision == revision && !own)) {
+            return;
+        }
+        if old.is_none() && self.entries.len() >= MAX_MIRRORED {
+            return;
+        }
+        // Once this router has confirmed a placement it need not again, whoever refreshes the pin's age.
+        let place = |pin: &Option<Pin>| pin.as_ref().map(|pin| pin.placement.clone());
+        let confirmed = old.is_some_and(|old| old.ours && place(&old.pin) == place(&pin));
+        let refresh_at = stored + self.ttl / 4;
+        let entry = Entry { revision, pin, stored, ours: own || confirmed, refresh_at };
+        self.derived += usize::from(is_derived(&entry));
+        if let Some(old) = self.entries.insert(key, entry) {
+            self.derived -= usize::from(is_derived(&old));
+        }
+        self.ages.push_back((stored, key, revision));
+    }
+
+    /// What stands under a key; nothing where its age is over.
+    pub fn get(&self, key: PinKey, now: Instant) -> Option<&Entry> {
+        self.entries.get(&key).filter(|entry| now.saturating_duration_since(entry.stored) < self.ttl)
+    }
+
+    /// The revision that a compare-and-set of this key has to expect; 0 where nothing stands there.
+    pub fn revision(&self, key: PinKey, now: Instant) -> u64 {
+        self.get(key, now).map_or(0, |entry| entry.revision)
+    }
+
+    /// Nothing stands under the key, as its leader says.
+    pub fn forget(&mut self, key: PinKey) {
+        if let Some(entry) = self.entries.remove(&key) {
+            self.derived -= usize::from(is_derived(&entry));
+        }
+    }
+
+    /// Derived pins known.
+    pub fn derived(&self) -> usize {
+        self.derived
+    }
+
+    /// Whether a use now is to refresh the pin's age: at most once per quarter of the time to live. Asking counts as
+    /// doing it.
+    pub fn take_refresh(&mut self, key: PinKey, now: Instant) -> bool {
+        let quarter = self.ttl / 4;
+        match self.entries.get_mut(&key) {
+            Some(entry) if entry.pin.is_some() && entry.refresh_at <= now => {
+                entry.refresh_at = now + quarter;
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// Drops what is too old, at most `most` ages in one call. Buckets that only have a max age expire silently, so
+    /// the mirror goes by its own clock.
+    pub fn expire(&mut self, now: Instant, most: usize) {
+        for _ in 0..most {
+            let Some(&(stored, key, revision)) = self.ages.front() else { return };
+            if now.saturating_duration_since(stored) < self.ttl {
+                return;
+            }
+            self.ages.pop_front();
+            if self.entries.get(&key).is_some_and(|entry| entry.revision == revision) {
+                self.forget(key);
+            }
+        }
+    }
+
+    /// Keys known, deleted ones included.
+    pub fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// Whether no key is known.
+    pub fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+}

@@ -1,0 +1,317 @@
+//! One JetStream key-value bucket: compare-and-set, reads from the leader, and a watch that never goes quiet
+//! without saying so.
+
+use std::panic::AssertUnwindSafe;
+use std::time::{Duration, SystemTime};
+
+use async_nats::jetstream::{self, kv, message::PublishMessage, stream};
+use bytes::Bytes;
+use futures_util::{FutureExt as _, StreamExt as _};
+
+use super::link::{Link, describe};
+
+/// How long a write or a read of the leader may take; beyond, the bucket is unreachable (protocol section 5).
+pub const BUCKET_TIMEOUT: Duration = Duration::from_millis(500);
+/// How long opening a bucket or a watch may take.
+const OPEN_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// A bucket, by name, over a connection that may be replaced.
+#[derive(Debug, Clone)]
+pub struct Bucket {
+    link: Link,
+    name: String,
+    open: std::sync::Arc<std::sync::Mutex<Option<Opened>>>,
+}
+
+#[derive(Debug, Clone)]
+struct Opened {
+    generation: u64,
+    context: jetstream::Context,
+    stream: stream::Stream<()>,
+}
+
+/// Why a compare-and-set was not done.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum CasError {
+    /// The key is at another revision.
+    #[error("another revision stands under the key")]
+    Lost,
+    /// The server did not do it, or did not say so in time.
+    #[error("the bucket is unreachable: {0}")]
+    Unreachable(String),
+}
+
+/// The bucket does not answer, or is not there.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("the bucket is unreachable: {0}")]
+pub struct Unreachable(pub String);
+
+/// What a look for the bucket finds.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Look {
+    /// It is there.
+    There(BucketInfo),
+    /// JetStream is there, the bucket is not.
+    Missing,
+    /// The server, or this account, has no JetStream.
+    NoJetStream(String),
+    /// No answer: often a missing permission, of which the server tells on the side.
+    Silent(String),
+}
+
+/// A value with its revision.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Stored {
+    /// The revision.
+    pub revision: u64,
+    /// The value; `None` where the key was deleted.
+    pub value: Option<Bytes>,
+    /// When it was stored, by the server's clock.
+    pub created: SystemTime,
+}
+
+/// State of the bucket's stream.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BucketInfo {
+    /// When the stream was made; another time means another bucket.
+    pub created: SystemTime,
+    /// Sequence of the last message.
+    pub last_sequence: u64,
+    /// Number of messages.
+    pub messages: u64,
+    /// Values kept per key.
+    pub history: i64,
+    /// How long values live; zero is for ever.
+    pub max_age: Duration,
+}
+
+/// One change, from a watch.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Change {
+    /// The key.
+    pub key: String,
+    /// What stands there now.
+    pub stored: Stored,
+    /// Changes that the server still has to deliver.
+    pub pending: u64,
+}
+
+/// What a watch says.
+#[derive(Debug)]
+pub enum Watched {
+    /// A change.
+    Change(Change),
+    /// The watch was interrupted and goes on; changes may come late.
+    Interrupted(String),
+    /// The client is dead, the watch has ended.
+    Dead,
+}
+
+/// A watch over a whole bucket: every key's last value first, then changes as they come.
+pub struct Watch {
+    stream: kv::Watch,
+    /// Generation of the client that it runs on, for [`Link::rebuild`].
+    pub generation: u64,
+}
+
+impl Bucket {
+    /// A bucket of this name; nothing is asked of the server yet.
+    pub fn new(link: Link, name: &str) -> Self {
+        Self { link, name: name.to_owned(), open: Default::default() }
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Name of its stream.
+    pub fn stream_name(&self) -> String {
+        format!("KV_{}", self.name)
+    }
+
+    /// The connection it is used over.
+    pub fn link(&self) -> &Link {
+        &self.link
+    }
+
+    fn subject(&self, key: &str) -> String {
+        format!("$KV.{}.{key}", self.name)
+    }
+
+    /// The context of the client of the moment; a new one only where the client was replaced.
+    async fn opened(&self) -> Result<Opened, Unreachable> {
+        let (client, generation) = self.link.client();
+        {
+            let open = self.open.lock().expect("no code panics while it holds this lock");
+            if let Some(opened) = open.as_ref().filter(|opened| opened.generation == generation) {
+                return Ok(opened.clone());
+            }
+        }
+        let mut context = jetstream::new(client);
+        context.set_timeout(OPEN_TIMEOUT);
+        let stream = context.get_stream_no_info(self.stream_name()).await.map_err(|e| Unreachable(describe(&e)))?;
+        let opened = Opened { generation, context, stream };
+        *self.open.lock().expect("no code panics while it holds this lock") = Some(opened.clone());
+        Ok(opened)
+    }
+
+    /// Stores a value if the key is at revision `expected` (0: it has none, or its last one has expired). Returns the
+    /// new revision.
+    pub async fn put_at(&self, key: &str, value: Bytes, expected: u64) -> Result<u64, CasError> {
+        self.publish_at(key, PublishMessage::build().payload(value), expected).await
+    }
+
+    /// Deletes a key if it is at revision `expected`.
+    pub async fn delete_at(&self, key: &str, expected: u64) -> Result<u64, CasError> {
+        self.publish_at(key, PublishMessage::build().header("KV-Operation", "DEL"), expected).await
+    }
+
+    async fn publish_at(&self, key: &str, message: PublishMessage, expected: u64) -> Result<u64, CasError> {
+        if !self.link.is_connected() {
+            return Err(CasError::Unreachable("there is no connection".into()));
+        }
+        let opened = self.opened().await.map_err(|e| CasError::Unreachable(e.0))?;
+        let write = async {
+            let ack = opened
+                .context
+                .send_publish(self.subject(key), message.expected_last_subject_sequence(expected))
+                .await?;
+            ack.await
+        };
+        match tokio::time::timeout(BUCKET_TIMEOUT, write).await {
+            Ok(Ok(ack)) => Ok(ack.sequence),
+            Ok(Err(error)) if is_lost_race(&error) => Err(CasError::Lost),
+            Ok(Err(error)) => Err(CasError::Unreachable(describe(&error))),
+            Err(_) => Err(CasError::Unreachable("no answer within 500 ms".into())),
+        }
+    }
+
+    /// What stands under a key, from the stream's leader: unlike a direct read it is never behind an acknowledged
+    /// write.
+    pub async fn read_leader(&self, key: &str) -> Result<Option<Stored>, Unreachable> {
+        if !self.link.is_connected() {
+            return Err(Unreachable("there is no connection".into()));
+        }
+        let opened = self.opened().await?;
+        let subject = self.subject(key);
+        let read = opened.stream.get_last_raw_message_by_subject(&subject);
+        match tokio::time::timeout(BUCKET_TIMEOUT, read).await {
+            Ok(Ok(message)) => {
+                let deleted = message.headers.get("KV-Operation").is_some()
+                    || message.headers.get("Nats-Marker-Reason").is_some();
+                Ok(Some(Stored {
+                    revision: message.sequence,
+                    value: (!deleted).then_some(message.payload),
+                    created: system_time(message.time.unix_timestamp_nanos()),
+                }))
+            }
+            Ok(Err(error)) if error.kind() == stream::LastRawMessageErrorKind::NoMessageFound => Ok(None),
+            Ok(Err(error)) => Err(Unreachable(describe(&error))),
+            Err(_) => Err(Unreachable("no answer within 500 ms".into())),
+        }
+    }
+
+    /// State of the bucket's stream.
+    pub async fn info(&self) -> Result<BucketInfo, Unreachable> {
+        match self.look().await {
+            Look::There(info) => Ok(info),
+            Look::Missing => Err(Unreachable("there is no such bucket".into())),
+            Look::NoJetStream(problem) | Look::Silent(problem) => Err(Unreachable(problem)),
+        }
+    }
+
+    /// Looks for the bucket.
+    pub async fn look(&self) -> Look {
+        let opened = match self.opened().await {
+            Ok(opened) => opened,
+            Err(error) => return Look::Silent(error.0),
+        };
+        match tokio::time::timeout(OPEN_TIMEOUT, opened.stream.get_info()).await {
+            Ok(Ok(info)) => Look::There(BucketInfo {
+                created: system_time(info.created.unix_timestamp_nanos()),
+                last_sequence: info.state.last_sequence,
+                messages: info.state.messages,
+                history: info.config.max_messages_per_subject,
+                max_age: info.config.max_age,
+            }),
+            Ok(Err(error)) => {
+                let cause =
+                    std::error::Error::source(&error).and_then(|cause| cause.downcast_ref::<jetstream::Error>());
+                match (error.kind(), cause.map(jetstream::Error::error_code)) {
+                    (_, Some(jetstream::ErrorCode::STREAM_NOT_FOUND)) => Look::Missing,
+                    (
+                        _,
+                        Some(
+                            jetstream::ErrorCode::JETSTREAM_NOT_ENABLED
+                            | jetstream::ErrorCode::JETSTREAM_NOT_ENABLED_FOR_ACCOUNT,
+                        ),
+                    )
+                    | (jetstream::context::RequestErrorKind::NoResponders, _) => Look::NoJetStream(describe(&error)),
+                    _ => Look::Silent(describe(&error)),
+                }
+            }
+            Err(_) => Look::Silent("no answer within 2 s".into()),
+        }
+    }
+
+    /// Watches the whole bucket: every key's value first, or only changes from a sequence on.
+    pub async fn watch(&self, from: Option<u64>) -> Result<Watch, Unreachable> {
+        let opened = self.opened().await?;
+        let open = async {
+            let store = opened.context.get_key_value(&self.name).await.map_err(|e| describe(&e))?;
+            match from {
+                Some(sequence) => store.watch_from_revision(">", sequence).await.map_err(|e| describe(&e)),
+                None => store.watch_with_history(">").await.map_err(|e| describe(&e)),
+            }
+        };
+        match tokio::time::timeout(OPEN_TIMEOUT, open).await {
+            Ok(Ok(stream)) => Ok(Watch { stream, generation: opened.generation }),
+            Ok(Err(problem)) => Err(Unreachable(problem)),
+            Err(_) => Err(Unreachable("no answer within 2 s".into())),
+        }
+    }
+
+    /// Makes the bucket. Somebody else may make the same one at the same moment.
+    pub async fn create(&self, history: i64, max_age: Duration) -> Result<(), Unreachable> {
+        let opened = self.opened().await?;
+        let config = kv::Config { bucket: self.name.clone(), history, max_age, ..kv::Config::default() };
+        opened.context.create_key_value(config).await.map(drop).map_err(|e| Unreachable(describe(&e)))
+    }
+}
+
+impl Watch {
+    /// The next change. Cancel-safe: nothing is lost where the future is dropped.
+    pub async fn next(&mut self) -> Watched {
+        // The client library's watch panics where it is polled on after its client has died.
+        let next = AssertUnwindSafe(self.stream.next()).catch_unwind().await;
+        match next.unwrap_or(None) {
+            Some(Ok(entry)) => Watched::Change(Change {
+                key: entry.key,
+                stored: Stored {
+                    revision: entry.revision,
+                    value: (entry.operation == kv::Operation::Put).then_some(entry.value),
+                    created: system_time(entry.created.unix_timestamp_nanos()),
+                },
+                pending: entry.delta,
+            }),
+            Some(Err(error)) => Watched::Interrupted(describe(&error)),
+            None => Watched::Dead,
+        }
+    }
+}
+
+fn system_time(unix_nanos: i128) -> SystemTime {
+    let nanos = u64::try_from(unix_nanos.max(0)).unwrap_or(u64::MAX);
+    SystemTime::UNIX_EPOCH + Duration::from_nanos(nanos)
+}
+
+/// A lost race has its own error kind, and on a replicated stream sometimes error code 10164 under another kind.
+fn is_lost_race(error: &jetstream::context::PublishError) -> bool {
+    const WRONG_LAST_SEQUENCE_CONSTANT: u64 = 10_164;
+    if error.kind() == jetstream::context::PublishErrorKind::WrongLastSequence {
+        return true;
+    }
+    let cause = std::error::Error::source(error).and_then(|cause| cause.downcast_ref::<jetstream::Error>());
+    cause.is_some_and(|cause| cause.error_code().0 == WRONG_LAST_SEQUENCE_CONSTANT)
+}

@@ -1,0 +1,182 @@
+//! From a message to a request: everything that can be wrong with it is found here, before anything is done.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tokio::sync::mpsc;
+
+use super::route::Request;
+use super::state::{Keys, Router};
+use crate::core::ask::Ask;
+use crate::core::error::RouteError;
+use crate::core::hash::PinKey;
+use crate::core::id::{Origin, RequestId, SessionId};
+use crate::core::mode::{AffinityMode, FrontendTrust};
+use crate::core::session::Session;
+use crate::core::session::derived::Prefixes;
+use crate::nats::{Inbound, Subject};
+use crate::wire::body::{self, Wanted};
+use crate::wire::header::Known;
+use crate::wire::request::{self, Reading, RequestHead};
+use crate::wire::subject;
+
+/// Longest hint that is repeated in an error, in characters.
+const MAX_HINT_SHOWN: usize = 80;
+
+/// Takes a message in. `Err` is the answer to a request that can't be taken, with the id it is answered under;
+/// `Ok(None)` a message that must not be answered.
+pub fn admit(router: &Arc<Router>, message: Inbound) -> Result<Option<Request>, Refused> {
+    let now = Instant::now();
+    if let Some(reply) = &message.reply
+        && !router.config.reply_prefixes.iter().any(|prefix| reply.starts_with(prefix.as_str()))
+    {
+        router.metrics.dropped_reply.inc();
+        return Ok(None);
+    }
+    let known = Known::read(message.headers.iter());
+    let id = match request::request_id(&known) {
+        Ok(Some(id)) => id,
+        Ok(None) => made_id(),
+        Err(error) => return Err(refuse(made_id(), &message, error)),
+    };
+    let checked = check(router, &message, &known);
+    match checked {
+        Ok(checked) => take(router, message, id, checked, now).map(Some),
+        Err(error) => Err(refuse(id, &message, error)),
+    }
+}
+
+/// A request that is refused before it is one.
+#[derive(Debug)]
+pub struct Refused {
+    /// The id that it is answered under.
+    pub id: RequestId,
+    /// Where the answer goes.
+    pub reply: Option<Subject>,
+    /// Why.
+    pub error: RouteError,
+}
+
+fn refuse(id: RequestId, message: &Inbound, error: RouteError) -> Refused {
+    Refused { id, reply: message.reply.clone(), error }
+}
+
+fn made_id() -> RequestId {
+    RequestId::new(&uuid::Uuid::now_v7().to_string()).expect("a UUID is a request id")
+}
+
+struct Checked {
+    ask: Ask,
+    keys: Keys,
+    prefixes: Option<Prefixes>,
+    head: RequestHead,
+}
+
+fn check(router: &Router, message: &Inbound, known: &Known<'_>) -> Result<Checked, RouteError> {
+    let subject = router.subjects.parse_request(&message.subject).ok_or_else(|| {
+        RouteError::InvalidRequest(format!("the subject {:?} is none that takes requests", message.subject.as_str()))
+    })?;
+    let trusted = match router.config.frontends {
+        FrontendTrust::Everywhere => true,
+        FrontendTrust::TrustedSubjectOnly => subject.trusted,
+    };
+    let sessions = router.rules.mode != AffinityMode::Off;
+    let head = RequestHead::read(known, Reading { trusted, sessions })?;
+    let named = subject.model.map(subject::decode_model).transpose();
+    let named = named.map_err(|e| RouteError::InvalidRequest(e.to_string()))?;
+    let wanted = Wanted { model: named.is_none(), elements: sessions && head.session.is_none() };
+    let reading = if wanted.model || wanted.elements {
+        body::read(&message.payload, head.encoding, wanted)?
+    } else {
+        body::Reading::default()
+    };
+    let model = match named {
+        Some(model) => model,
+        None => reading.model()?,
+    };
+    let prefixes = reading.prefixes(&model);
+    let session = head.session.clone().or_else(|| derived(prefixes.as_ref()?));
+    let ask = Ask {
+        tenant: head.tenant.clone(),
+        session,
+        worker_hint: head.worker_hint.as_deref().map(clip),
+        rank_hint: head.rank_hint.clone(),
+        pool: head.pool.as_deref().map(clip),
+        excluded: Vec::new(),
+        model,
+    };
+    let keys = keys(&ask, prefixes.as_ref());
+    Ok(Checked { ask, keys, prefixes, head })
+}
+
+fn derived(prefixes: &Prefixes) -> Option<Session> {
+    let last = prefixes.keys().last()?;
+    Some(Session { id: SessionId::derived(*last), origin: Origin::Derived })
+}
+
+fn keys(ask: &Ask, prefixes: Option<&Prefixes>) -> Keys {
+    let Some(session) = &ask.session else { return Keys::None };
+    match (session.origin, prefixes) {
+        (Origin::Derived, Some(prefixes)) => {
+            let keys = prefixes.keys();
+            let strict = &keys[..keys.len() - 1];
+            Keys::Derived(strict.iter().rev().map(|&key| derived_pin_key(ask, key)).collect())
+        }
+        (Origin::Named | Origin::Derived, _) => Keys::Named(PinKey::new(&ask.tenant, &ask.model, &session.id)),
+    }
+}
+
+/// The pin key of a derived key.
+pub fn derived_pin_key(ask: &Ask, key: u64) -> PinKey {
+    PinKey::new(&ask.tenant, &ask.model, &SessionId::derived(key))
+}
+
+fn clip(text: &str) -> Arc<str> {
+    match text.char_indices().nth(MAX_HINT_SHOWN) {
+        Some((end, _)) => text[..end].into(),
+        None => text.into(),
+    }
+}
+
+fn take(
+    router: &Arc<Router>,
+    message: Inbound,
+    id: RequestId,
+    checked: Checked,
+    now: Instant,
+) -> Result<Request, Refused> {
+    let (sender, mail) = mpsc::unbounded_channel();
+    let bytes = message.payload.len() + message.headers.wire_len();
+    let Some(seq) = router.state().live.insert(id.clone(), bytes, sender) else {
+        let full =
+            RouteError::Overloaded("the router has as many requests under way as it can hold; try again later".into());
+        return Err(refuse(id, &message, full));
+    };
+    let Checked { ask, keys, prefixes, head } = checked;
+    let timeout = head.timeout_ms.map_or(router.config.request_timeout, |ms| Duration::from_millis(ms.into()));
+    router.metrics.admitted.inc();
+    Ok(Request {
+        router: Arc::clone(router),
+        seq,
+        id,
+        ask,
+        keys,
+        prefixes,
+        reply: message.reply,
+        headers: message.headers,
+        payload: message.payload,
+        priority: head.priority,
+        accept_until: now + timeout,
+        deadline: head.deadline_ms.map(|ms| (now + Duration::from_millis(ms.into()), ms.into())),
+        mail,
+        attempt: 0,
+        continued: None,
+        claim: None,
+        claimed: None,
+        contested: 0,
+        rechecked: false,
+        last_failure: None,
+        cancelled: false,
+        pause: Duration::ZERO,
+    })
+}

@@ -1,0 +1,146 @@
+//! Pins of derived sessions: few, and written after acceptance without anybody waiting (protocol section 4).
+
+use std::time::Instant;
+
+use bytes::Bytes;
+
+use super::admit::derived_pin_key;
+use super::route::Request;
+use super::state::{Keys, find_pin};
+use crate::core::decide::Decision;
+use crate::core::hash::PinKey;
+use crate::core::id::{Origin, Placement, SessionId};
+use crate::core::pins::Pin;
+use crate::core::session::Session;
+use crate::wire::pin::PinValue;
+
+/// Most derived pins: beyond, a derived session is routed and not pinned (protocol section 8).
+pub const MAX_DERIVED_PINS: usize = 1 << 20;
+
+/// The pin that a request continues.
+#[derive(Debug, Clone)]
+pub struct Continued {
+    key: PinKey,
+    /// Index of its prefix among the request's keys.
+    index: usize,
+    pin: Pin,
+}
+
+/// A pin to write.
+struct Write {
+    key: u64,
+    placement: Placement,
+    shared: bool,
+    root: String,
+}
+
+impl Request {
+    /// The pin that the request continues, where its session is derived.
+    pub(super) fn find_continued(&self) -> Option<Continued> {
+        let Keys::Derived(prefixes) = &self.keys else { return None };
+        let state = self.router.state();
+        let (key, pin) = find_pin(&state.mirror, &self.keys, Instant::now())?;
+        let from_deepest = prefixes.iter().position(|other| *other == key)?;
+        Some(Continued { key, index: prefixes.len() - 1 - from_deepest, pin: pin.clone() })
+    }
+
+    /// The session as workers see it: of a derived one the id of its first request.
+    pub(super) fn root<'s>(&'s self, session: &'s Session) -> &'s str {
+        let root = self.continued.as_ref().and_then(|continued| continued.pin.root.as_deref());
+        root.unwrap_or(session.id.as_str())
+    }
+
+    /// The worker has the request: what is pinned of it.
+    pub(super) fn pin_derived(&mut self, decision: &Decision) {
+        let (Some(prefixes), Some(session)) = (&self.prefixes, &self.ask.session) else { return };
+        let root = self.root(session).to_owned();
+        let at = |key, shared| Write { key, placement: decision.placement.clone(), shared, root: root.clone() };
+        match &self.continued {
+            None => self.pin_opening(at(prefixes.full(), false)),
+            Some(continued) if continued.pin.placement != decision.placement => {
+                self.write_derived(at(prefixes.keys()[continued.index], false));
+            }
+            Some(continued) => self.refresh_derived(continued),
+        }
+        let Some(last_assistant) = prefixes.last_assistant() else { return };
+        let followed = self.continued.as_ref().is_some_and(|continued| {
+            prefixes.covers_assistant(continued.index) && continued.pin.placement == decision.placement
+        });
+        if !followed && !self.is_pinned_well(last_assistant) {
+            self.write_derived(at(last_assistant, false));
+        }
+    }
+
+    /// Pins the full input of a request that continues nothing. Where several conversations begin so, and on different
+    /// placements, the pin is marked: the next turns are placed afresh rather than all on one rank.
+    fn pin_opening(&self, write: Write) {
+        let existing = {
+            let state = self.router.state();
+            let key = derived_pin_key(&self.ask, write.key);
+            state.mirror.get(key, Instant::now()).and_then(|entry| entry.pin.clone())
+        };
+        match existing {
+            None => self.write_derived(write),
+            Some(pin) if pin.shared || pin.placement == write.placement => {}
+            Some(pin) if !self.is_pinned_well(write.key) => {
+                let root = pin.root.as_deref().map_or(write.root.clone(), str::to_owned);
+                self.write_derived(Write { root, ..write });
+            }
+            Some(pin) => {
+                let root = pin.root.as_deref().map_or(write.root, str::to_owned);
+                self.write_derived(Write { placement: pin.placement, shared: true, root, key: write.key });
+            }
+        }
+    }
+
+    /// Whether the key is pinned to a placement that may be used.
+    fn is_pinned_well(&self, key: u64) -> bool {
+        let now = Instant::now();
+        let state = self.router.state();
+        let entry = state.mirror.get(derived_pin_key(&self.ask, key), now);
+        let Some(pin) = entry.and_then(|entry| entry.pin.as_ref()) else { return false };
+        let worker = state.fleet.eligible_worker(&pin.placement.worker, &self.ask.model, now);
+        worker.is_some_and(|(_, worker)| match pin.placement.rank {
+            Some(rank) => worker.spec.ranks.contains(rank) && !worker.is_marked(Some(rank), now),
+            None => true,
+        })
+    }
+
+    fn refresh_derived(&self, continued: &Continued) {
+        let due = {
+            let mut state = self.router.state();
+            let now = Instant::now();
+            let due = state.mirror.take_refresh(continued.key, now);
+            if due { Some(state.mirror.revision(continued.key, now)) } else { None }
+        };
+        let (Some(revision), Some(prefixes)) = (due, &self.prefixes) else { return };
+        let value = self.derived_value(&Write {
+            key: prefixes.keys()[continued.index],
+            placement: continued.pin.placement.clone(),
+            shared: continued.pin.shared,
+            root: continued.pin.root.as_deref().unwrap_or_default().to_owned(),
+        });
+        self.write_later(continued.key, value, revision);
+    }
+
+    fn write_derived(&self, write: Write) {
+        let key = derived_pin_key(&self.ask, write.key);
+        let (revision, derived) = {
+            let state = self.router.state();
+            (state.mirror.revision(key, Instant::now()), state.mirror.derived())
+        };
+        if revision == 0 && derived >= MAX_DERIVED_PINS {
+            self.router.metrics.derived_cap_reached(derived, MAX_DERIVED_PINS);
+            return;
+        }
+        self.write_later(key, self.derived_value(&write), revision);
+    }
+
+    fn derived_value(&self, write: &Write) -> Bytes {
+        let session = SessionId::derived(write.key);
+        let mut value = PinValue::new(&self.ask.tenant, &self.ask.model, &session, Origin::Derived, &write.placement);
+        value.root = Some(write.root.clone());
+        value.shared = write.shared;
+        value.encode().into()
+    }
+}

@@ -1,0 +1,54 @@
+//! Health and metrics over HTTP.
+
+use std::sync::Arc;
+
+use axum::Router as Routes;
+use axum::extract::State;
+use axum::http::{StatusCode, header};
+use axum::response::IntoResponse;
+use axum::routing::get;
+use tokio::net::TcpListener;
+
+use super::state::Router;
+
+/// Serves for ever.
+pub async fn serve(router: Arc<Router>, listener: TcpListener) {
+    let routes = Routes::new()
+        .route("/healthz", get(|| async { "ok\n" }))
+        .route("/readyz", get(ready))
+        .route("/metrics", get(metrics))
+        .with_state(router);
+    if let Err(error) = axum::serve(listener, routes).await {
+        tracing::warn!(%error, "the HTTP server has ended");
+    }
+}
+
+async fn ready(State(router): State<Arc<Router>>) -> impl IntoResponse {
+    if router.is_ready() { (StatusCode::OK, "ready\n") } else { (StatusCode::SERVICE_UNAVAILABLE, "not ready\n") }
+}
+
+async fn metrics(State(router): State<Arc<Router>>) -> impl IntoResponse {
+    router.read_gauges();
+    let kind = [(header::CONTENT_TYPE, "application/openmetrics-text; version=1.0.0; charset=utf-8")];
+    (kind, router.metrics.encode())
+}
+
+impl Router {
+    fn read_gauges(&self) {
+        let gauges = &self.metrics.gauges;
+        let count = |n: usize| i64::try_from(n).unwrap_or(i64::MAX);
+        let state = self.state();
+        gauges.live.set(count(state.live.len()));
+        gauges.waiting.set(count(state.live.waiting()));
+        gauges.workers.set(count(state.fleet.iter().count()));
+        gauges.pins.set(count(state.mirror.len()));
+        gauges.derived_pins.set(count(state.mirror.derived()));
+        drop(state);
+        gauges.bucket_unreachable.set(i64::from(self.pins.is_unreachable()));
+        gauges.pins_owed.set(count(self.pins.owed()));
+        let links = [&self.intake, &self.dispatch, self.pins.bucket.link()];
+        let slow: u64 = links.iter().map(|link| link.slow_consumer_events()).sum();
+        gauges.slow_consumers.set(i64::try_from(slow).unwrap_or(i64::MAX));
+        gauges.reconnects.set(links.iter().map(|link| link.state().borrow().connects).sum());
+    }
+}

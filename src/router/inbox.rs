@@ -1,0 +1,138 @@
+//! The inbox: what workers, and the server in their place, say of dispatched requests.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use super::live::{At, Mail, Once, Seq};
+use super::state::Router;
+use crate::core::fleet::WorkerSlot;
+use crate::core::id::{RequestId, WorkerId};
+use crate::nats::{ConnectError, Inbound, NO_RESPONDERS, Subscriptions};
+use crate::wire::event::{Event, EventError};
+
+/// Whom a message on the inbox is about.
+enum About {
+    /// An attempt of a request.
+    Attempt(Seq, u32),
+    /// A probe of a worker.
+    Probe(WorkerSlot),
+}
+
+/// An accepted attempt that was given up: it is cancelled once more.
+type Late = (RequestId, WorkerId, u32);
+
+/// Subscribes to this router's inbox.
+pub async fn subscribe(router: &Router) -> Result<Subscriptions, ConnectError> {
+    Subscriptions::open(&router.dispatch, &[(format!("{}*", router.inbox), None)]).await
+}
+
+/// Reads the inbox for ever; a client that a message killed is built anew.
+pub async fn read(router: Arc<Router>, mut inbox: Subscriptions) {
+    loop {
+        while let Some((_, message)) = inbox.next().await {
+            if let Some((id, worker, attempt)) = router.hear(message) {
+                router.cancel_at(&worker, &id, attempt).await;
+            }
+        }
+        router.metrics.rebuilt.inc();
+        inbox = loop {
+            router.dispatch.rebuild(inbox.generation()).await;
+            match subscribe(&router).await {
+                Ok(inbox) => break inbox,
+                Err(error) => tracing::warn!(%error, "cannot subscribe to the inbox anew, trying on"),
+            }
+            tokio::time::sleep(super::intake::RESUBSCRIBE_PAUSE).await;
+        };
+        router.outage_ended();
+    }
+}
+
+impl Router {
+    /// Subject of the inbox on which a probe of this worker is answered by nobody but the server.
+    pub(super) fn probe_inbox(&self, slot: WorkerSlot) -> String {
+        let (index, generation) = slot.parts();
+        format!("{}p{index:x}-{generation}", self.inbox)
+    }
+
+    fn about(&self, subject: &str) -> Option<About> {
+        let token = subject.strip_prefix(self.inbox.as_str())?;
+        let (number, count) = token.split_once('-')?;
+        let count = count.parse().ok()?;
+        if let Some(index) = number.strip_prefix('p') {
+            let index = u32::from_str_radix(index, 16).ok()?;
+            return Some(About::Probe(WorkerSlot::from_parts(index, count)));
+        }
+        Some(About::Attempt(u64::from_str_radix(number, 16).ok()?, count))
+    }
+
+    fn hear(&self, message: Inbound) -> Option<Late> {
+        match self.about(&message.subject) {
+            Some(About::Attempt(seq, attempt)) => self.hear_of_attempt(seq, attempt, message),
+            Some(About::Probe(slot)) => {
+                if message.status == Some(NO_RESPONDERS) {
+                    self.probe_refused(slot);
+                }
+                None
+            }
+            None => {
+                self.metrics.malformed("inbox");
+                None
+            }
+        }
+    }
+
+    fn hear_of_attempt(&self, seq: Seq, attempt: u32, message: Inbound) -> Option<Late> {
+        let event = match message.status {
+            Some(_) => None,
+            None => Some(Event::read(message.headers.iter(), &message.payload)),
+        };
+        let now = Instant::now();
+        let mut state = self.state();
+        let Some(live) = state.live.current(seq, attempt) else {
+            if event == Some(Ok(Event::Accepted)) {
+                return state.live.accepted_late(seq, attempt).map(|(id, worker)| (id, worker, attempt));
+            }
+            return None;
+        };
+        let at = live.at.clone();
+        let mut accepted = false;
+        match event {
+            None => {
+                if message.status == Some(NO_RESPONDERS) && live.first(Once::NoResponders) {
+                    live.send(Mail::NoResponders);
+                }
+                return None;
+            }
+            Some(Ok(Event::Progress)) => {}
+            Some(Ok(Event::Accepted)) => {
+                if live.first(Once::Accepted) {
+                    accepted = true;
+                    live.send(Mail::Accepted);
+                }
+            }
+            Some(Ok(Event::Rejected(rejection))) => {
+                if live.first(Once::Rejected) {
+                    live.send(Mail::Rejected(rejection));
+                }
+            }
+            Some(Ok(Event::Finished(finished))) => {
+                if live.first(Once::Ended) {
+                    live.send(Mail::Finished(finished));
+                }
+            }
+            Some(Err(EventError::NoEvent)) if at.as_ref().is_some_and(|at| at.plain) => {
+                if live.first(Once::Ended) {
+                    live.send(Mail::Answer(Box::new(message)));
+                }
+            }
+            Some(Err(EventError::NoEvent | EventError::Unknown(_))) => self.metrics.malformed("event"),
+        }
+        if accepted {
+            state.accept(seq);
+        }
+        if let Some(At { slot, .. }) = at {
+            state.fleet.handle_event(slot, now);
+        }
+        None
+    }
+}

@@ -1,0 +1,218 @@
+//! Requests that are under way, and the mail by which each hears of what happens to it.
+//!
+//! A request's mailbox needs no bound of its own: each kind of mail comes at most once per attempt, which the entry
+//! here sees to, and attempts are bounded.
+
+use std::collections::{HashMap, VecDeque};
+
+use tokio::sync::mpsc::UnboundedSender;
+
+use crate::core::decide::Decision;
+use crate::core::fleet::WorkerSlot;
+use crate::core::id::{DpRank, RequestId, WorkerId};
+use crate::nats::Inbound;
+use crate::wire::event::{Finished, Rejection};
+
+/// Most requests under way in one router; one more is answered `overloaded`.
+pub const MAX_LIVE: usize = 65_536;
+/// Most payload bytes of requests under way in one router; beyond, requests are answered `overloaded`.
+pub const MAX_LIVE_BYTES: usize = 1 << 30;
+/// Given-up attempts remembered, to cancel them again where their worker accepts late.
+const MAX_GIVEN_UP: usize = 4_096;
+
+/// Something that happened to a request.
+#[derive(Debug)]
+pub enum Mail {
+    /// It was in the queue and can't be placed as things stand now: it has to ask again to hear why.
+    AskAgain,
+    /// Room appeared: it is placed, and counted there; with the revision of the pin that it was decided by.
+    Granted(Decision, u64),
+    /// Nobody listens where it was sent.
+    NoResponders,
+    /// The worker took it.
+    Accepted,
+    /// The worker does not take it.
+    Rejected(Rejection),
+    /// The worker is done.
+    Finished(Finished),
+    /// A plain responder's whole answer.
+    Answer(Box<Inbound>),
+    /// The worker is lost.
+    WorkerLost,
+    /// The frontend cancelled.
+    Cancelled,
+    /// The router stops and waits no longer.
+    ShuttingDown,
+}
+
+/// Number of a request in this router; goes up.
+pub type Seq = u64;
+
+/// One request under way.
+#[derive(Debug)]
+pub struct Live {
+    id: RequestId,
+    bytes: usize,
+    mail: UnboundedSender<Mail>,
+    attempt: u32,
+    seen: u8,
+    cancelled: bool,
+    /// Where it is counted.
+    pub at: Option<At>,
+}
+
+/// Where a request is.
+#[derive(Debug, Clone)]
+pub struct At {
+    /// The worker's place in the fleet.
+    pub slot: WorkerSlot,
+    /// The rank.
+    pub rank: Option<DpRank>,
+    /// Whether the worker has accepted it.
+    pub accepted: bool,
+    /// Whether a message without an event is its answer.
+    pub plain: bool,
+}
+
+/// Kinds of mail that come once per attempt, as bits.
+#[derive(Debug, Clone, Copy)]
+pub enum Once {
+    /// `accepted`.
+    Accepted = 1,
+    /// `rejected`.
+    Rejected = 2,
+    /// `finished`, or a plain answer.
+    Ended = 4,
+    /// No responders.
+    NoResponders = 8,
+    /// The worker's loss.
+    Lost = 16,
+}
+
+/// All requests under way.
+#[derive(Debug, Default)]
+pub struct LiveRequests {
+    next: Seq,
+    bytes: usize,
+    by_seq: HashMap<Seq, Live>,
+    by_id: HashMap<RequestId, Vec<Seq>>,
+    given_up: HashMap<(Seq, u32), (RequestId, WorkerId)>,
+    given_up_order: VecDeque<(Seq, u32)>,
+}
+
+impl LiveRequests {
+    /// Takes a request in; `None` where there is no room.
+    pub fn insert(&mut self, id: RequestId, bytes: usize, mail: UnboundedSender<Mail>) -> Option<Seq> {
+        if self.by_seq.len() >= MAX_LIVE || self.bytes.saturating_add(bytes) > MAX_LIVE_BYTES {
+            return None;
+        }
+        self.next += 1;
+        self.bytes += bytes;
+        self.by_id.entry(id.clone()).or_default().push(self.next);
+        let live = Live { id, bytes, mail, attempt: 0, seen: 0, cancelled: false, at: None };
+        self.by_seq.insert(self.next, live);
+        Some(self.next)
+    }
+
+    /// The request has ended.
+    pub fn remove(&mut self, seq: Seq) {
+        let Some(live) = self.by_seq.remove(&seq) else { return };
+        self.bytes -= live.bytes;
+        if let Some(all) = self.by_id.get_mut(&live.id) {
+            all.retain(|other| *other != seq);
+            if all.is_empty() {
+                self.by_id.remove(&live.id);
+            }
+        }
+    }
+
+    /// The request of a number.
+    pub fn get_mut(&mut self, seq: Seq) -> Option<&mut Live> {
+        self.by_seq.get_mut(&seq)
+    }
+
+    /// A new attempt begins: mail of earlier ones no longer counts.
+    pub fn begin_attempt(&mut self, seq: Seq, attempt: u32) {
+        if let Some(live) = self.by_seq.get_mut(&seq) {
+            live.attempt = attempt;
+            live.seen = 0;
+        }
+    }
+
+    /// The entry of an attempt that still counts.
+    pub fn current(&mut self, seq: Seq, attempt: u32) -> Option<&mut Live> {
+        self.by_seq.get_mut(&seq).filter(|live| live.attempt == attempt)
+    }
+
+    /// Tells every request of this id that its frontend cancelled. How many there are.
+    pub fn cancel(&mut self, id: &str) -> usize {
+        let all = self.by_id.get(id).cloned().unwrap_or_default();
+        for seq in &all {
+            if let Some(live) = self.by_seq.get_mut(seq)
+                && !std::mem::replace(&mut live.cancelled, true)
+            {
+                live.send(Mail::Cancelled);
+            }
+        }
+        all.len()
+    }
+
+    /// Tells every request at a worker that it is lost.
+    pub fn lose(&mut self, slot: WorkerSlot) {
+        for live in self.by_seq.values_mut() {
+            if live.at.as_ref().is_some_and(|at| at.slot == slot) && live.first(Once::Lost) {
+                live.send(Mail::WorkerLost);
+            }
+        }
+    }
+
+    /// Tells every request that is not accepted that the router stops.
+    pub fn shut_down(&mut self) {
+        for live in self.by_seq.values() {
+            if !live.at.as_ref().is_some_and(|at| at.accepted) {
+                live.send(Mail::ShuttingDown);
+            }
+        }
+    }
+
+    /// Remembers an attempt that was given up, to cancel it again where it is accepted late.
+    pub fn give_up(&mut self, seq: Seq, attempt: u32, id: RequestId, worker: WorkerId) {
+        if self.given_up_order.len() >= MAX_GIVEN_UP
+            && let Some(oldest) = self.given_up_order.pop_front()
+        {
+            self.given_up.remove(&oldest);
+        }
+        self.given_up_order.push_back((seq, attempt));
+        self.given_up.insert((seq, attempt), (id, worker));
+    }
+
+    /// Whom to cancel where a given-up attempt is accepted late.
+    pub fn accepted_late(&mut self, seq: Seq, attempt: u32) -> Option<(RequestId, WorkerId)> {
+        self.given_up.remove(&(seq, attempt))
+    }
+
+    /// How many are under way.
+    pub fn len(&self) -> usize {
+        self.by_seq.len()
+    }
+
+    /// How many of them are not accepted yet.
+    pub fn waiting(&self) -> usize {
+        self.by_seq.values().filter(|live| !live.at.as_ref().is_some_and(|at| at.accepted)).count()
+    }
+}
+
+impl Live {
+    /// Whether this is the first mail of its kind in this attempt.
+    pub fn first(&mut self, kind: Once) -> bool {
+        let bit = kind as u8;
+        let first = self.seen & bit == 0;
+        self.seen |= bit;
+        first
+    }
+
+    /// Sends mail. A request that has ended reads none.
+    pub fn send(&self, mail: Mail) {
+        let _ = self.mail.send(mail);
+    }
+}

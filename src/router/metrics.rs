@@ -1,0 +1,255 @@
+//! Counters of a router, in the Prometheus text format. Labels are bounded: never a session, a request or a frontend.
+
+use std::sync::Mutex;
+use std::sync::atomic::AtomicU64;
+use std::time::{Duration, Instant};
+
+use prometheus_client::encoding::{EncodeLabelSet, text};
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::registry::Registry;
+
+use crate::core::ask::Failure;
+use crate::core::decide::{Decision, PinStep};
+use crate::core::error::RouteError;
+use crate::wire::event::{Finished, Outcome};
+
+/// How often one kind of warning is written to the log at most.
+const WARN_EVERY: Duration = Duration::from_secs(10);
+
+/// One label: what ended a request.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct OutcomeLabel {
+    outcome: String,
+}
+
+/// Why a request went where it went.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct DecisionLabel {
+    reason: &'static str,
+    cause: &'static str,
+}
+
+/// How an attempt failed.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct FailureLabel {
+    failure: &'static str,
+}
+
+/// What was refused.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct KindLabel {
+    kind: &'static str,
+}
+
+/// All counters.
+#[derive(Debug)]
+pub struct Metrics {
+    registry: Registry,
+    /// Requests taken in.
+    pub admitted: Counter,
+    /// Attempts sent to workers.
+    pub dispatched: Counter,
+    /// Requests dropped because of where they wanted their replies.
+    pub dropped_reply: Counter,
+    /// Messages that could not be handed to the NATS client.
+    pub unsent: Counter,
+    /// Races for a pin that another router won.
+    pub claims_lost: Counter,
+    /// Pins read from the stream's leader.
+    pub leader_reads: Counter,
+    /// NATS clients that were killed by a message and built anew.
+    pub rebuilt: Counter,
+    /// Gauges, set when they are read.
+    pub gauges: Gauges,
+    outcomes: Family<OutcomeLabel, Counter>,
+    decisions: Family<DecisionLabel, Counter>,
+    failures: Family<FailureLabel, Counter>,
+    pins_written: Family<KindLabel, Counter>,
+    malformed: Family<KindLabel, Counter>,
+    derived_unpinned: Counter,
+    prompt_tokens: Counter,
+    cached_tokens: Counter,
+    warned: Mutex<Option<Instant>>,
+}
+
+/// Values of the moment.
+#[derive(Debug, Default)]
+pub struct Gauges {
+    /// Requests under way.
+    pub live: Gauge,
+    /// Of these, not accepted yet.
+    pub waiting: Gauge,
+    /// Workers known.
+    pub workers: Gauge,
+    /// Pins mirrored.
+    pub pins: Gauge,
+    /// Derived pins mirrored.
+    pub derived_pins: Gauge,
+    /// Whether the pins bucket is unreachable.
+    pub bucket_unreachable: Gauge,
+    /// Pins to be written once the bucket is back.
+    pub pins_owed: Gauge,
+    /// Full subscriptions that the client told of.
+    pub slow_consumers: Gauge<i64>,
+    /// Reconnects of all connections.
+    pub reconnects: Gauge<u64, AtomicU64>,
+}
+
+impl Metrics {
+    /// All at zero.
+    pub fn new() -> Self {
+        let mut registry = Registry::with_prefix("rankpin_router");
+        let mut counter = |name: &str, help: &str| {
+            let counter = Counter::default();
+            registry.register(name, help, counter.clone());
+            counter
+        };
+        let admitted = counter("requests_admitted", "Requests taken in");
+        let dispatched = counter("dispatches", "Attempts sent to workers");
+        let dropped_reply = counter("requests_dropped_reply_subject", "Requests dropped for their reply subject");
+        let unsent = counter("messages_unsent", "Messages that could not be handed to the NATS client");
+        let claims_lost = counter("pin_races_lost", "Compare-and-sets of a pin that another router won");
+        let leader_reads = counter("pin_leader_reads", "Pins read from the stream leader");
+        let rebuilt = counter("nats_clients_rebuilt", "NATS clients killed by a message and built anew");
+        let derived_unpinned = counter("derived_sessions_unpinned", "Derived sessions not pinned because of the cap");
+        let prompt_tokens = counter("prompt_tokens", "Prompt tokens that workers reported");
+        let cached_tokens = counter("cached_prompt_tokens", "Of these, tokens found in a prefix cache");
+        let outcomes = Family::<OutcomeLabel, Counter>::default();
+        registry.register(
+            "requests",
+            "Requests ended, by outcome: ok, error, cancelled, or the error code",
+            outcomes.clone(),
+        );
+        let decisions = Family::<DecisionLabel, Counter>::default();
+        registry.register("decisions", "Decisions, by reason and cause", decisions.clone());
+        let failures = Family::<FailureLabel, Counter>::default();
+        registry.register("attempts_failed", "Attempts that no worker accepted", failures.clone());
+        let pins_written = Family::<KindLabel, Counter>::default();
+        registry.register("pins_written", "Pins written before a dispatch, by kind", pins_written.clone());
+        let malformed = Family::<KindLabel, Counter>::default();
+        registry.register("malformed", "Messages that could not be read, by kind", malformed.clone());
+        let gauges = Gauges::register(&mut registry);
+        Self {
+            registry,
+            admitted,
+            dispatched,
+            dropped_reply,
+            unsent,
+            claims_lost,
+            leader_reads,
+            rebuilt,
+            gauges,
+            outcomes,
+            decisions,
+            failures,
+            pins_written,
+            malformed,
+            derived_unpinned,
+            prompt_tokens,
+            cached_tokens,
+            warned: Mutex::new(None),
+        }
+    }
+
+    /// A request has ended at its worker.
+    pub fn finished(&self, finished: &Finished) {
+        let outcome = match finished.outcome {
+            Outcome::Ok => "ok",
+            Outcome::Error => "error",
+            Outcome::Cancelled => "cancelled",
+        };
+        self.outcomes.get_or_create(&OutcomeLabel { outcome: outcome.to_owned() }).inc();
+    }
+
+    /// What the worker says of its cache.
+    pub fn finished_tokens(&self, finished: &Finished) {
+        self.prompt_tokens.inc_by(finished.prompt_tokens.unwrap_or(0));
+        self.cached_tokens.inc_by(finished.cached_tokens.unwrap_or(0));
+    }
+
+    /// A request has ended in an error of the router.
+    pub fn failed(&self, error: &RouteError) {
+        // A worker's own code words are not bounded.
+        let outcome = match error {
+            RouteError::Relayed { .. } => "refused_by_worker",
+            other => other.code(),
+        };
+        self.outcomes.get_or_create(&OutcomeLabel { outcome: outcome.to_owned() }).inc();
+    }
+
+    /// A request was placed.
+    pub fn decided(&self, decision: &Decision) {
+        let cause = decision.cause.map_or("", |cause| cause.word());
+        self.decisions.get_or_create(&DecisionLabel { reason: decision.reason.word(), cause }).inc();
+    }
+
+    /// An attempt was not accepted.
+    pub fn attempt_failed(&self, failure: Failure) {
+        let failure = match failure {
+            Failure::NoResponders => "no_responders",
+            Failure::AcceptTimeout => "accept_timeout",
+            Failure::Overloaded => "overloaded",
+            Failure::Draining => "draining",
+        };
+        self.failures.get_or_create(&FailureLabel { failure }).inc();
+    }
+
+    /// A pin was written before a dispatch.
+    pub fn pin_written(&self, step: PinStep) {
+        let kind = match step {
+            PinStep::Claim => "claimed",
+            PinStep::Complete => "completed",
+            PinStep::Keep => "confirmed",
+            PinStep::None | PinStep::AfterAccept => return,
+        };
+        self.pins_written.get_or_create(&KindLabel { kind }).inc();
+    }
+
+    /// Something could not be read.
+    pub fn malformed(&self, kind: &'static str) {
+        self.malformed.get_or_create(&KindLabel { kind }).inc();
+    }
+
+    /// A derived session was not pinned, because there are too many.
+    pub fn derived_cap_reached(&self, count: usize, cap: usize) {
+        self.derived_unpinned.inc();
+        let mut warned = self.warned.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        if warned.is_none_or(|at| at.elapsed() >= WARN_EVERY) {
+            *warned = Some(Instant::now());
+            tracing::warn!(
+                count,
+                cap,
+                "as many derived sessions are pinned as are allowed; further ones are routed and not pinned"
+            );
+        }
+    }
+
+    /// The text that Prometheus scrapes.
+    pub fn encode(&self) -> String {
+        let mut text = String::new();
+        text::encode(&mut text, &self.registry).expect("writing to a string cannot fail");
+        text
+    }
+}
+
+impl Gauges {
+    fn register(registry: &mut Registry) -> Self {
+        let gauges = Self::default();
+        registry.register("requests_in_flight", "Requests under way", gauges.live.clone());
+        registry.register("requests_waiting", "Requests under way and not accepted yet", gauges.waiting.clone());
+        registry.register("workers", "Workers known", gauges.workers.clone());
+        registry.register("pins_mirrored", "Pins mirrored", gauges.pins.clone());
+        registry.register("derived_pins_mirrored", "Derived pins mirrored", gauges.derived_pins.clone());
+        registry.register(
+            "bucket_unreachable",
+            "1 while the pins bucket is unreachable",
+            gauges.bucket_unreachable.clone(),
+        );
+        registry.register("pins_owed", "Pins to be written once the bucket is back", gauges.pins_owed.clone());
+        registry.register("slow_consumer_events", "Full subscriptions", gauges.slow_consumers.clone());
+        registry.register("nats_connects", "Times that a connection came to stand", gauges.reconnects.clone());
+        gauges
+    }
+}

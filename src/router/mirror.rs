@@ -1,0 +1,354 @@
+//! The mirrors of both buckets: pins and registrations, kept by watches that are never trusted to be complete.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime};
+
+use tokio::time::MissedTickBehavior;
+
+use super::pinning::{local_time, read_stored};
+use super::state::Router;
+use crate::core::fleet::Registered;
+use crate::core::hash::PinKey;
+use crate::core::id::WorkerId;
+use crate::nats::bucket::{Bucket, BucketInfo, Change, Unreachable, Watched};
+use crate::nats::{LinkState, guard};
+use crate::wire::registration::Registration;
+
+/// How often the stream is asked whether it is still the same one.
+const CHECK_EVERY: Duration = Duration::from_secs(2);
+/// Checks after which a watch that is still behind is made anew; a first fill takes some.
+const MAX_TICKS_BEHIND: u32 = 15;
+/// Pause before a bucket that can't be watched is tried again.
+const RETRY_PAUSE: Duration = Duration::from_millis(500);
+/// Reconnects within [`FLAP_WINDOW`] after which a stored message is suspected of killing the connection.
+const FLAPS: usize = 3;
+/// See [`FLAPS`].
+const FLAP_WINDOW: Duration = Duration::from_secs(10);
+/// Registrations whose revision is remembered.
+const MAX_SEEN: usize = 65_536;
+
+/// Who takes what a bucket says.
+pub trait Reader: Send {
+    /// A change; `fresh` where the mirror had everything before it.
+    fn change(&mut self, router: &Arc<Router>, change: Change, fresh: bool);
+    /// Whether the mirror now has everything.
+    fn complete(&mut self, router: &Arc<Router>, complete: bool);
+    /// The bucket is another one than before.
+    fn made_anew(&mut self, router: &Arc<Router>);
+    /// Changes were missed for a while.
+    fn interrupted(&mut self, router: &Arc<Router>);
+}
+
+/// Mirrors a bucket for ever.
+pub async fn follow(router: Arc<Router>, bucket: Bucket, mut reader: impl Reader) {
+    let mut follower = Follower {
+        created: None,
+        seen: 0,
+        target: u64::MAX,
+        complete: false,
+        fresh_watch: false,
+        ticks_behind: 0,
+        connects: 0,
+        flaps: Vec::new(),
+    };
+    loop {
+        if let Err(error) = follower.watch_once(&router, &bucket, &mut reader).await {
+            tracing::debug!(bucket = bucket.name(), %error, "cannot watch the bucket, trying on");
+            follower.set_complete(&router, &mut reader, false);
+            tokio::time::sleep(RETRY_PAUSE).await;
+        }
+    }
+}
+
+struct Follower {
+    /// When the mirrored stream was made.
+    created: Option<SystemTime>,
+    /// Highest sequence seen.
+    seen: u64,
+    /// Sequence from which on the mirror is complete.
+    target: u64,
+    complete: bool,
+    /// Whether the watch was made after the connection last came to stand.
+    fresh_watch: bool,
+    ticks_behind: u32,
+    /// How often the connection had come to stand when it was last looked at.
+    connects: u64,
+    flaps: Vec<Instant>,
+}
+
+impl Follower {
+    async fn watch_once(
+        &mut self,
+        router: &Arc<Router>,
+        bucket: &Bucket,
+        reader: &mut impl Reader,
+    ) -> Result<(), Unreachable> {
+        let mut state = bucket.link().state();
+        let now = state.borrow_and_update().clone();
+        self.note_connection(router, bucket, reader, &now).await;
+        self.look(router, &bucket.info().await?, reader);
+        let from = (self.seen > 0).then_some(self.seen + 1);
+        let mut watch = bucket.watch(from).await?;
+        self.fresh_watch = true;
+        self.ticks_behind = 0;
+        let mut check = tokio::time::interval(CHECK_EVERY);
+        check.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            // Cancel-safe: a change is either returned or stays in the watch, the rest is looked at anew.
+            tokio::select! {
+                watched = watch.next() => match watched {
+                    Watched::Change(change) => self.take(router, change, reader),
+                    Watched::Interrupted(problem) => {
+                        tracing::debug!(bucket = bucket.name(), problem, "the watch was interrupted");
+                        reader.interrupted(router);
+                        self.fall_behind(router, reader);
+                    }
+                    Watched::Dead => {
+                        let generation = watch.generation;
+                        drop(watch);
+                        self.revive(router, bucket, reader, generation).await;
+                        return Ok(());
+                    }
+                },
+                _ = state.changed() => {
+                    let now = state.borrow_and_update().clone();
+                    if now.dead == Some(watch.generation) {
+                        let generation = watch.generation;
+                        drop(watch);
+                        self.revive(router, bucket, reader, generation).await;
+                        return Ok(());
+                    }
+                    if self.note_connection(router, bucket, reader, &now).await {
+                        // The client library would notice after ten seconds that its consumer is gone.
+                        return Ok(());
+                    }
+                }
+                _ = check.tick() => {
+                    if !bucket.link().is_connected() {
+                        continue;
+                    }
+                    let info = bucket.info().await?;
+                    if self.look(router, &info, reader) {
+                        return Ok(());
+                    }
+                    if self.is_stuck() {
+                        self.seen = 0;
+                        return Ok(());
+                    }
+                }
+            }
+        }
+    }
+
+    /// The connection was lost, or came to stand again (true): the mirror may be behind until a watch has caught up.
+    async fn note_connection(
+        &mut self,
+        router: &Arc<Router>,
+        bucket: &Bucket,
+        reader: &mut impl Reader,
+        now: &LinkState,
+    ) -> bool {
+        if !now.connected {
+            self.fall_behind(router, reader);
+        } else if now.connects != self.connects {
+            let first = std::mem::replace(&mut self.connects, now.connects) == 0;
+            if !first {
+                self.fall_behind(router, reader);
+                reader.interrupted(router);
+                self.guard_flapping(router, bucket, reader).await;
+            }
+            return true;
+        }
+        false
+    }
+
+    fn fall_behind(&mut self, router: &Arc<Router>, reader: &mut impl Reader) {
+        self.target = u64::MAX;
+        self.fresh_watch = false;
+        self.set_complete(router, reader, false);
+    }
+
+    /// Compares with the stream as it is. True where it is another stream than the one that is mirrored.
+    fn look(&mut self, router: &Arc<Router>, info: &BucketInfo, reader: &mut impl Reader) -> bool {
+        let anew = self.created.is_some_and(|created| created != info.created);
+        if anew {
+            tracing::warn!("a bucket was made anew; its mirror begins anew too");
+            self.seen = 0;
+            self.set_complete(router, reader, false);
+            reader.made_anew(router);
+        }
+        self.created = Some(info.created);
+        if !self.complete {
+            self.target = info.last_sequence;
+            if info.messages == 0 || self.seen >= self.target {
+                self.set_complete(router, reader, true);
+            }
+        }
+        anew
+    }
+
+    fn take(&mut self, router: &Arc<Router>, change: Change, reader: &mut impl Reader) {
+        let (revision, pending) = (change.stored.revision, change.pending);
+        reader.change(router, change, self.complete);
+        self.seen = self.seen.max(revision);
+        // After a reconnect only the sequence counts: a change from before it may still be on its way.
+        if !self.complete && (self.seen >= self.target || (pending == 0 && self.fresh_watch)) {
+            self.set_complete(router, reader, true);
+        }
+    }
+
+    /// Whether the watch does not get to the sequence that it should: that message may be gone. A new watch tells.
+    fn is_stuck(&mut self) -> bool {
+        self.ticks_behind = if self.complete { 0 } else { self.ticks_behind + 1 };
+        self.ticks_behind > MAX_TICKS_BEHIND
+    }
+
+    fn set_complete(&mut self, router: &Arc<Router>, reader: &mut impl Reader, complete: bool) {
+        self.complete = complete;
+        reader.complete(router, complete);
+    }
+
+    /// The client died while it read the bucket: a message in it may be what kills it, and would do so again.
+    async fn revive(&mut self, router: &Arc<Router>, bucket: &Bucket, reader: &mut impl Reader, generation: u64) {
+        router.metrics.rebuilt.inc();
+        self.fall_behind(router, reader);
+        self.pass_poison(router, bucket, reader).await;
+        bucket.link().rebuild(generation).await;
+        reader.interrupted(router);
+    }
+
+    /// A message that breaks the connection without killing the client is sent again after every reconnect.
+    async fn guard_flapping(&mut self, router: &Arc<Router>, bucket: &Bucket, reader: &mut impl Reader) {
+        let now = Instant::now();
+        self.flaps.retain(|at| now.duration_since(*at) < FLAP_WINDOW);
+        self.flaps.push(now);
+        if self.flaps.len() >= FLAPS {
+            self.flaps.clear();
+            self.pass_poison(router, bucket, reader).await;
+        }
+    }
+
+    async fn pass_poison(&mut self, router: &Arc<Router>, bucket: &Bucket, reader: &mut impl Reader) {
+        for change in guard::read_past_poison(bucket, self.seen).await {
+            self.take(router, change, reader);
+        }
+    }
+}
+
+/// Takes pins into the mirror.
+pub struct Pins;
+
+impl Reader for Pins {
+    fn change(&mut self, router: &Arc<Router>, change: Change, _fresh: bool) {
+        let Some(key) = PinKey::parse(&change.key) else {
+            router.metrics.malformed("pin_key");
+            return;
+        };
+        let pin = read_stored(key, &change.stored);
+        if pin.is_none() && change.stored.value.is_some() {
+            router.metrics.malformed("pin");
+        }
+        let at = local_time(&change.stored);
+        router.state().mirror.handle_value(key, change.stored.revision, pin, at);
+    }
+
+    fn complete(&mut self, router: &Arc<Router>, complete: bool) {
+        let mut state = router.state();
+        state.mirror_fresh = complete;
+        state.pins_known |= complete;
+    }
+
+    fn made_anew(&mut self, router: &Arc<Router>) {
+        router.state().mirror.clear();
+    }
+
+    fn interrupted(&mut self, _router: &Arc<Router>) {}
+}
+
+/// Takes registrations into the fleet.
+#[derive(Default)]
+pub struct Workers {
+    /// Revision last seen of each key: a watch that begins anew repeats what is no news.
+    seen: HashMap<String, u64>,
+    filled: bool,
+}
+
+impl Reader for Workers {
+    fn change(&mut self, router: &Arc<Router>, change: Change, _fresh: bool) {
+        let revision = change.stored.revision;
+        if self.seen.get(&change.key).is_some_and(|seen| *seen >= revision) {
+            return;
+        }
+        if self.seen.len() >= MAX_SEEN && !self.seen.contains_key(&change.key) {
+            self.seen.clear();
+        }
+        self.seen.insert(change.key.clone(), revision);
+        match &change.stored.value {
+            Some(value) => self.put(router, &change, value),
+            None => deregister(router, &change.key),
+        }
+    }
+
+    fn complete(&mut self, router: &Arc<Router>, complete: bool) {
+        self.filled |= complete;
+        router.state().fleet_known |= complete;
+        if complete {
+            router.pump(Instant::now());
+        }
+    }
+
+    fn made_anew(&mut self, _router: &Arc<Router>) {
+        self.seen.clear();
+    }
+
+    fn interrupted(&mut self, router: &Arc<Router>) {
+        router.outage_ended();
+    }
+}
+
+impl Workers {
+    fn put(&self, router: &Arc<Router>, change: &Change, value: &[u8]) {
+        let spec = match Registration::parse(&change.key, value) {
+            Ok(spec) => spec,
+            Err(problem) => {
+                router.metrics.malformed("registration");
+                tracing::warn!(worker = change.key, problem, "a registration is refused");
+                return;
+            }
+        };
+        let now = Instant::now();
+        // Only what stood there before this router is judged by its stored time: clocks differ between hosts.
+        let age = if self.filled { Duration::ZERO } else { now.duration_since(local_time(&change.stored)) };
+        let mut state = router.state();
+        let outcome = state.fleet.handle_registration(spec, age, now);
+        match outcome {
+            Registered::New => tracing::info!(worker = change.key, "worker registered"),
+            Registered::Changed => tracing::info!(worker = change.key, "worker changed its registration"),
+            Registered::Replaced(slot) => {
+                tracing::warn!(worker = change.key, "another instance has taken over the worker's name");
+                state.live.lose(slot);
+            }
+            Registered::Full => {
+                tracing::warn!(worker = change.key, "a registration is refused: there are too many workers");
+            }
+            Registered::Configured => {
+                tracing::warn!(
+                    worker = change.key,
+                    "a registration is refused: the configuration has a worker of this name"
+                );
+            }
+            Registered::Renewed | Registered::Stale => return,
+        }
+        drop(state);
+        router.pump(now);
+    }
+}
+
+fn deregister(router: &Arc<Router>, key: &str) {
+    let Ok(id) = WorkerId::new(key) else { return };
+    if router.state().fleet.handle_deregistration(&id) {
+        tracing::info!(worker = key, "worker deregistered");
+        router.pump(Instant::now());
+    }
+}

@@ -1,0 +1,21 @@
+//! The router: takes requests, places each, dispatches it and stays with it until it ends.
+//!
+//! The way of one request is a straight line: [`intake`] reads it, [`admit`] checks it, [`route`] places it
+//! ([`crate::core::decide`]), pins it ([`pinning`]), sends it ([`dispatch`]) and follows it to its end.
+
+mod admit;
+mod derived;
+mod dispatch;
+mod http;
+mod inbox;
+mod intake;
+mod live;
+mod metrics;
+mod mirror;
+mod pinning;
+mod route;
+mod run;
+mod state;
+mod ticks;
+
+pub use run::{RouterError, run};

@@ -1,0 +1,397 @@
+//! Pins: claimed before a dispatch where replicas have to agree, written after acceptance where not, refreshed by
+//! use, and taken back where the request failed (protocol sections 5 and 8).
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant, SystemTime};
+
+use bytes::Bytes;
+use tokio::sync::watch;
+
+use super::admit::derived_pin_key;
+use super::route::Request;
+use super::state::{Keys, Router, find_pin, is_claim};
+use crate::core::decide::{Decision, PinStep};
+use crate::core::hash::PinKey;
+use crate::core::id::Placement;
+use crate::core::pins::Pin;
+use crate::core::session::derived::Prefixes;
+use crate::nats::bucket::{Bucket, CasError, Stored};
+use crate::wire::pin::PinValue;
+
+/// Rounds of lost races after which a request is placed without its pin (protocol section 5).
+const MAX_CONTESTED: u32 = 3;
+/// How long a claim may still be moved or deleted by the request that made it: the longest time that a request may
+/// wait for acceptance, where the configured request timeout is not longer. A pin younger than this, written by
+/// another router, is put again before its first use.
+const CLAIM_WINDOW: Duration = Duration::from_secs(600);
+/// How often an unreachable bucket is asked whether it is back.
+const ASK_AGAIN_AFTER: Duration = Duration::from_millis(500);
+/// Pins kept to be written once an unreachable bucket is back.
+const MAX_OWED: usize = 65_536;
+
+/// The pins bucket, and whether it can be reached.
+pub struct PinStore {
+    /// The bucket.
+    pub bucket: Bucket,
+    unreachable: AtomicBool,
+    owed: std::sync::Mutex<Vec<(PinKey, Bytes)>>,
+}
+
+/// The right to place a session, held by one request of this router at a time; the others wait until it is dropped.
+pub struct Claim {
+    router: Arc<Router>,
+    key: PinKey,
+    _alive: watch::Sender<()>,
+}
+
+/// A pin that a request has written before its dispatch.
+#[derive(Debug, Clone, Copy)]
+pub struct Claimed {
+    key: PinKey,
+    revision: u64,
+    since: Instant,
+    /// Whether the worker has accepted since: then the pin stays, whatever happens.
+    settled: bool,
+}
+
+/// Whether the pin stands, so that the request may be sent.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Pinned {
+    /// It stands, or none is made.
+    Yes,
+    /// It is another than was thought.
+    AskAgain,
+}
+
+impl PinStore {
+    /// Over this bucket.
+    pub fn new(bucket: Bucket) -> Self {
+        Self { bucket, unreachable: AtomicBool::new(false), owed: std::sync::Mutex::default() }
+    }
+
+    /// Whether the bucket could not be reached lately.
+    pub fn is_unreachable(&self) -> bool {
+        self.unreachable.load(Ordering::Relaxed)
+    }
+
+    /// Pins that are still to be written.
+    pub fn owed(&self) -> usize {
+        self.owed.lock().map_or(0, |owed| owed.len())
+    }
+
+    /// Remembers a pin to be written once the bucket is back.
+    fn owe(&self, key: PinKey, value: Bytes) {
+        let mut owed = self.owed.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        if owed.len() < MAX_OWED {
+            owed.push((key, value));
+        }
+    }
+}
+
+impl Router {
+    /// The bucket did not answer: until it does again, nobody waits for it.
+    fn lost_bucket(self: &Arc<Self>, problem: &str) {
+        if self.pins.unreachable.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        tracing::warn!(
+            problem,
+            "the pins bucket is unreachable; routing goes on by the mirror, new sessions are placed by hash"
+        );
+        let router = Arc::clone(self);
+        tokio::spawn(async move {
+            loop {
+                tokio::time::sleep(ASK_AGAIN_AFTER).await;
+                if router.pins.bucket.info().await.is_ok() {
+                    break;
+                }
+            }
+            router.pins.unreachable.store(false, Ordering::Relaxed);
+            tracing::info!("the pins bucket is back");
+            router.pay_owed().await;
+        });
+    }
+
+    async fn pay_owed(self: &Arc<Self>) {
+        let owed = std::mem::take(&mut *self.pins.owed.lock().unwrap_or_else(std::sync::PoisonError::into_inner));
+        for (key, value) in owed {
+            match self.pins.bucket.put_at(&key.to_string(), value.clone(), 0).await {
+                Ok(revision) => self.remember(key, revision, &value, true),
+                Err(CasError::Lost) => {
+                    self.read_pin(key).await;
+                }
+                Err(CasError::Unreachable(problem)) => {
+                    self.pins.owe(key, value);
+                    self.lost_bucket(&problem);
+                }
+            }
+        }
+    }
+
+    /// Takes what is stored under a key into the mirror.
+    fn remember(&self, key: PinKey, revision: u64, value: &[u8], own: bool) {
+        let now = Instant::now();
+        let pin = read(key, value);
+        let mirror = &mut self.state().mirror;
+        if own { mirror.handle_own(key, revision, pin, now) } else { mirror.handle_value(key, revision, pin, now) }
+    }
+
+    /// Reads a pin from the stream's leader into the mirror. `false`: the bucket is unreachable.
+    async fn read_pin(self: &Arc<Self>, key: PinKey) -> bool {
+        self.metrics.leader_reads.inc();
+        match self.pins.bucket.read_leader(&key.to_string()).await {
+            Ok(Some(stored)) => {
+                let (pin, at) = (stored.value.as_deref().and_then(|value| read(key, value)), local_time(&stored));
+                self.state().mirror.handle_value(key, stored.revision, pin, at);
+                true
+            }
+            Ok(None) => {
+                self.state().mirror.forget(key);
+                true
+            }
+            Err(error) => {
+                self.lost_bucket(&error.0);
+                false
+            }
+        }
+    }
+
+    fn claim(self: &Arc<Self>, key: PinKey) -> Option<Claim> {
+        let mut state = self.state();
+        if state.claims.contains_key(&key) {
+            return None;
+        }
+        let (alive, waiting) = watch::channel(());
+        state.claims.insert(key, waiting);
+        Some(Claim { router: Arc::clone(self), key, _alive: alive })
+    }
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        self.router.state().claims.remove(&self.key);
+    }
+}
+
+impl Request {
+    pub(super) fn is_bucket_unreachable(&self) -> bool {
+        self.router.pins.is_unreachable() || self.contested >= MAX_CONTESTED
+    }
+
+    /// While the mirror may be behind, a named session's pin is read from the leader: once.
+    pub(super) async fn recheck_pin(&mut self) {
+        if std::mem::replace(&mut self.rechecked, true) || self.router.pins.is_unreachable() {
+            return;
+        }
+        match &self.keys {
+            Keys::None => {}
+            Keys::Named(key) => {
+                if !self.router.state().mirror_fresh {
+                    self.router.read_pin(*key).await;
+                }
+            }
+            Keys::Derived(_) => self.read_opening().await,
+        }
+    }
+
+    /// Where the mirror knows no prefix and the body holds an assistant item, the bucket is read once for the prefix
+    /// before the first assistant item (protocol section 4).
+    async fn read_opening(&mut self) {
+        let Some(opening) = self.prefixes.as_ref().and_then(Prefixes::before_first_assistant) else {
+            return;
+        };
+        let known = find_pin(&self.router.state().mirror, &self.keys, Instant::now()).is_some();
+        if !known {
+            self.router.read_pin(derived_pin_key(&self.ask, opening)).await;
+        }
+    }
+
+    /// Makes or confirms the pin before the dispatch, where that is due.
+    pub(super) async fn pin_before_dispatch(&mut self, decision: &Decision, revision: u64) -> Pinned {
+        let Keys::Named(key) = self.keys else { return Pinned::Yes };
+        if !self.claims() {
+            return Pinned::Yes;
+        }
+        if decision.pin == PinStep::None {
+            self.owe_pin(key, decision);
+            return Pinned::Yes;
+        }
+        let Some(value) = self.value_before_dispatch(key, decision) else { return Pinned::Yes };
+        if self.claim.is_none() {
+            match self.router.claim(key) {
+                Some(claim) => self.claim = Some(claim),
+                None => return Pinned::AskAgain,
+            }
+            if self.router.state().mirror.revision(key, Instant::now()) != revision {
+                // Somebody had the claim between the decision and now.
+                self.claim = None;
+                return Pinned::AskAgain;
+            }
+        }
+        let expected = self.claimed.map_or(revision, |claimed| claimed.revision);
+        self.put_before_dispatch(key, decision, value, expected).await
+    }
+
+    /// What has to be put before the dispatch: a claim, or once per key the value that another router has put lately.
+    fn value_before_dispatch(&self, key: PinKey, decision: &Decision) -> Option<Bytes> {
+        if is_claim(decision.pin) {
+            return Some(self.value(&decision.placement));
+        }
+        let now = Instant::now();
+        let state = self.router.state();
+        let entry = state.mirror.get(key, now)?;
+        let window = CLAIM_WINDOW.max(self.router.config.request_timeout);
+        let young = now.saturating_duration_since(entry.stored) < window;
+        let pin = entry.pin.as_ref()?;
+        (!entry.ours && young).then(|| self.value(&pin.placement))
+    }
+
+    async fn put_before_dispatch(&mut self, key: PinKey, decision: &Decision, value: Bytes, expected: u64) -> Pinned {
+        match self.router.pins.bucket.put_at(&key.to_string(), value.clone(), expected).await {
+            Ok(revision) => {
+                self.router.metrics.pin_written(decision.pin);
+                self.router.remember(key, revision, &value, true);
+                if decision.pin == PinStep::Claim {
+                    self.claimed = Some(Claimed { key, revision, since: Instant::now(), settled: false });
+                } else {
+                    // Confirmed: nobody has to wait for this request's worker to answer.
+                    self.claim = None;
+                }
+                Pinned::Yes
+            }
+            Err(CasError::Lost) => {
+                self.lose_race(key).await;
+                Pinned::AskAgain
+            }
+            Err(CasError::Unreachable(problem)) => {
+                self.claim = None;
+                self.router.lost_bucket(&problem);
+                if decision.pin == PinStep::Keep { Pinned::Yes } else { Pinned::AskAgain }
+            }
+        }
+    }
+
+    /// Another router has put the key: its pin counts. Where this request had claimed it, it is an ordinary pinned
+    /// request from now on, and first tries the pinned placement once more.
+    async fn lose_race(&mut self, key: PinKey) {
+        self.router.metrics.claims_lost.inc();
+        self.contested += 1;
+        self.claim = None;
+        let had_claimed = self.claimed.take().is_some();
+        if !self.router.read_pin(key).await || !had_claimed {
+            return;
+        }
+        let state = self.router.state();
+        let entry = state.mirror.get(key, Instant::now());
+        if let Some(pin) = entry.and_then(|entry| entry.pin.as_ref()) {
+            self.ask.excluded.retain(|e| e.placement.worker != pin.placement.worker);
+        }
+    }
+
+    fn value(&self, placement: &Placement) -> Bytes {
+        let session = self.ask.session.as_ref().expect("only requests with a session are pinned");
+        PinValue::new(&self.ask.tenant, &self.ask.model, &session.id, session.origin, placement).encode().into()
+    }
+
+    /// The bucket is unreachable: the placement, which every router finds by the same hash, is kept in mind and pinned
+    /// once the bucket is back.
+    fn owe_pin(&mut self, key: PinKey, decision: &Decision) {
+        let value = self.value(&decision.placement);
+        let known = self.router.state().mirror.get(key, Instant::now()).is_some();
+        if !known && self.router.pins.is_unreachable() {
+            self.router.remember(key, 0, &value, true);
+            self.router.pins.owe(key, value);
+        }
+    }
+
+    /// The worker has the request: its pin stays, and others of the session may go on.
+    pub(super) fn settle(&mut self, decision: &Decision) {
+        self.claim = None;
+        if let Some(claimed) = &mut self.claimed {
+            claimed.settled = true;
+        }
+        match (&self.keys, decision.pin) {
+            (Keys::Named(key), PinStep::Keep) => self.refresh(*key),
+            (Keys::Named(key), PinStep::AfterAccept) => {
+                let (key, value) = (*key, self.value(&decision.placement));
+                let expected = self.router.state().mirror.revision(key, Instant::now());
+                self.write_later(key, value, expected);
+            }
+            (Keys::Named(_), PinStep::None | PinStep::Claim | PinStep::Complete) | (Keys::None, _) => {}
+            (Keys::Derived(_), _) => self.pin_derived(decision),
+        }
+    }
+
+    /// The worker has given the request back before any reply: its pin may move along.
+    pub(super) fn unsettle(&mut self) {
+        if let Some(claimed) = &mut self.claimed {
+            claimed.settled = false;
+        }
+    }
+
+    /// A failed request takes back the pin that it made.
+    pub(super) async fn give_back_pin(&mut self) {
+        let window = CLAIM_WINDOW.max(self.router.config.request_timeout);
+        let Some(claimed) = self.claimed.take().filter(|claimed| !claimed.settled && claimed.since.elapsed() < window)
+        else {
+            return;
+        };
+        if let Ok(revision) = self.router.pins.bucket.delete_at(&claimed.key.to_string(), claimed.revision).await {
+            self.router.state().mirror.handle_own(claimed.key, revision, None, Instant::now());
+        }
+        self.claim = None;
+    }
+
+    pub(super) fn refresh(&self, key: PinKey) {
+        let due = {
+            let mut state = self.router.state();
+            if state.mirror.take_refresh(key, Instant::now()) {
+                state.mirror.get(key, Instant::now()).cloned()
+            } else {
+                None
+            }
+        };
+        let Some((revision, pin)) = due.and_then(|entry| Some((entry.revision, entry.pin?))) else { return };
+        self.write_later(key, self.value(&pin.placement), revision);
+    }
+
+    /// Writes a pin without anybody waiting for it. A lost race is no error: the winner's pin counts.
+    pub(super) fn write_later(&self, key: PinKey, value: Bytes, expected: u64) {
+        if self.router.pins.is_unreachable() {
+            return;
+        }
+        let router = Arc::clone(&self.router);
+        tokio::spawn(async move {
+            match router.pins.bucket.put_at(&key.to_string(), value.clone(), expected).await {
+                Ok(revision) => router.remember(key, revision, &value, true),
+                Err(CasError::Lost) => {
+                    router.metrics.claims_lost.inc();
+                }
+                Err(CasError::Unreachable(problem)) => router.lost_bucket(&problem),
+            }
+        });
+    }
+}
+
+fn read(key: PinKey, value: &[u8]) -> Option<Pin> {
+    match PinValue::parse(key, value) {
+        Ok(read) => Some(Pin { placement: read.placement, origin: read.origin, root: read.root, shared: read.shared }),
+        Err(problem) => {
+            tracing::debug!(%key, problem, "a pin can't be read and will be replaced");
+            None
+        }
+    }
+}
+
+/// When a value was stored, by this router's monotonic clock.
+pub(super) fn local_time(stored: &Stored) -> Instant {
+    let age = SystemTime::now().duration_since(stored.created).unwrap_or_default();
+    let now = Instant::now();
+    now.checked_sub(age).unwrap_or(now)
+}
+
+/// A value of the pins bucket, as the mirror takes it.
+pub(super) fn read_stored(key: PinKey, stored: &Stored) -> Option<Pin> {
+    stored.value.as_deref().and_then(|value| read(key, value))
+}

@@ -1,0 +1,413 @@
+//! One request, from its placement to its end: a straight line.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use tokio::sync::mpsc::UnboundedReceiver;
+
+use super::derived::Continued;
+use super::live::{Mail, Seq};
+use super::pinning::{Claim, Claimed, Pinned};
+use super::state::{Asked, Asking, Keys, Router};
+use crate::core::ask::{Ask, Excluded, Failure};
+use crate::core::decide::{Decision, NoPlacement, PinStep};
+use crate::core::error::RouteError;
+use crate::core::id::{Origin, RequestId};
+use crate::core::mode::AffinityMode;
+use crate::core::session::derived::Prefixes;
+use crate::nats::{Headers, Inbound, Subject};
+use crate::wire::event::{Finished, Outcome, Rejection};
+
+/// Most placements that may fail one request: enough for every rank of a small fleet, and a bound for a large one.
+const MAX_FAILED_PLACEMENTS: usize = 64;
+/// After its own reconnect a router tries a silent placement again for this long: workers may come back after it.
+const RECONNECT_GRACE: Duration = Duration::from_secs(3);
+/// Pause before such a try.
+const GRACE_PAUSE: Duration = Duration::from_millis(100);
+/// First and longest pause before a pinned placement that has refused for overload is asked again.
+const OVERLOAD_PAUSE: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
+
+/// A request under way. It ends with this value: dropping it gives back what it holds.
+pub struct Request {
+    pub(super) router: Arc<Router>,
+    pub(super) seq: Seq,
+    pub(super) id: RequestId,
+    pub(super) ask: Ask,
+    pub(super) keys: Keys,
+    pub(super) prefixes: Option<Prefixes>,
+    pub(super) reply: Option<Subject>,
+    pub(super) headers: Headers,
+    pub(super) payload: Bytes,
+    pub(super) priority: i32,
+    pub(super) accept_until: Instant,
+    pub(super) deadline: Option<(Instant, u64)>,
+    pub(super) mail: UnboundedReceiver<Mail>,
+    pub(super) attempt: u32,
+    /// Of a derived session: the pin that it continues.
+    pub(super) continued: Option<Continued>,
+    /// The right to place the session, while nobody of this router may.
+    pub(super) claim: Option<Claim>,
+    /// The pin that this request has written before its dispatch.
+    pub(super) claimed: Option<Claimed>,
+    /// Lost races for the pin.
+    pub(super) contested: u32,
+    /// Whether the leader was asked while the mirror was behind.
+    pub(super) rechecked: bool,
+    pub(super) last_failure: Option<RouteError>,
+    pub(super) cancelled: bool,
+    pub(super) pause: Duration,
+}
+
+/// How an attempt went.
+enum Attempted {
+    /// The worker has the request.
+    Accepted,
+    /// The request has ended.
+    Ended,
+    /// The worker has not taken it.
+    Failed(Failure),
+    /// The worker refuses it for good.
+    Refused(Rejection),
+}
+
+/// Serves a request to its end; an error is what its frontend is told.
+pub async fn serve(mut request: Request) {
+    let outcome = request.run().await;
+    match outcome {
+        Ok(finished) => request.router.metrics.finished(&finished),
+        Err(error) => {
+            request.give_back_pin().await;
+            request.router.answer(&request.id, request.reply.as_ref(), &error).await;
+        }
+    }
+}
+
+impl Request {
+    async fn run(&mut self) -> Result<Finished, RouteError> {
+        while self.ask.excluded.len() < MAX_FAILED_PLACEMENTS {
+            let decision = self.place().await?;
+            self.router.metrics.decided(&decision);
+            match self.attempt(&decision).await? {
+                Attempted::Accepted => {
+                    self.settle(&decision);
+                    if let Some(finished) = self.follow(&decision).await? {
+                        return Ok(finished);
+                    }
+                }
+                Attempted::Ended => {
+                    self.settle(&decision);
+                    return Ok(Finished::outcome(Outcome::Ok));
+                }
+                Attempted::Failed(failure) => self.learn(&decision, failure).await?,
+                Attempted::Refused(rejection) => self.learn_refusal(&decision, rejection).await?,
+            }
+        }
+        Err(self.last_failure.take().unwrap_or_else(|| RouteError::NoWorker("every attempt failed".into())))
+    }
+
+    /// Finds a placement, and makes its pin where one is made before the dispatch. The request is counted there from
+    /// then on.
+    async fn place(&mut self) -> Result<Decision, RouteError> {
+        self.router.vacate(self.seq, Instant::now());
+        loop {
+            if self.cancelled {
+                return Err(RouteError::Cancelled);
+            }
+            if Instant::now() >= self.accept_until {
+                return Err(self.timed_out());
+            }
+            self.recheck_pin().await;
+            let Some((decision, revision)) = self.ask_once().await? else { continue };
+            self.continued = self.find_continued();
+            match self.pin_before_dispatch(&decision, revision).await {
+                Pinned::Yes => return Ok(decision),
+                Pinned::AskAgain => self.router.vacate(self.seq, Instant::now()),
+            }
+        }
+    }
+
+    /// Asks for a placement once, and waits where it has to. `None`: things have changed, ask again.
+    async fn ask_once(&mut self) -> Result<Option<(Decision, u64)>, RouteError> {
+        let asking = Asking {
+            seq: self.seq,
+            ask: &self.ask,
+            keys: &self.keys,
+            priority: self.priority,
+            holds_claim: self.claim.is_some(),
+            unreachable: self.is_bucket_unreachable(),
+        };
+        match self.router.ask(&asking, Instant::now()) {
+            Asked::Decided(decision, revision) => Ok(Some((decision, revision))),
+            Asked::Failed(NoPlacement::Refused(error)) => Err(self.final_error(error)),
+            Asked::Failed(NoPlacement::Exhausted | NoPlacement::Wait(_)) => {
+                Err(self.final_error(RouteError::NoWorker("no worker that may take the request is left".into())))
+            }
+            Asked::QueueFull => {
+                Err(RouteError::Overloaded("no room at any worker, and the router's queue is full".into()))
+            }
+            Asked::Queued => {
+                let mail = self.next_mail(self.accept_until).await;
+                self.router.leave_queue(self.priority, self.seq);
+                match mail? {
+                    Some(Mail::Granted(decision, revision)) => Ok(Some((decision, revision))),
+                    Some(mail) => self.note(mail).map(|()| None),
+                    None => Err(RouteError::Overloaded("no worker had room for the request within its timeout".into())),
+                }
+            }
+            Asked::Busy(mut claim) => {
+                // Cancel-safe: a claim that ends while mail comes first is seen at the next ask.
+                tokio::select! {
+                    _ = claim.changed() => Ok(None),
+                    mail = next_mail(&mut self.mail, self.accept_until, self.deadline) => match mail? {
+                        Some(mail) => self.note(mail).map(|()| None),
+                        None => Err(self.timed_out()),
+                    },
+                }
+            }
+        }
+    }
+
+    /// Sends the request to its placement and waits for the worker's word.
+    async fn attempt(&mut self, decision: &Decision) -> Result<Attempted, RouteError> {
+        self.attempt += 1;
+        let until = self.dispatch(decision).await?;
+        loop {
+            let Some(mail) = self.next_mail_dispatched(until, decision).await? else {
+                return self.silent(decision).await;
+            };
+            match mail {
+                Mail::Accepted => {
+                    if self.cancelled {
+                        self.cancel_at_worker(decision).await;
+                    }
+                    return Ok(Attempted::Accepted);
+                }
+                Mail::Finished(finished) => {
+                    // A worker may leave `accepted` out where `finished` follows at once.
+                    self.router.metrics.finished_tokens(&finished);
+                    return Ok(Attempted::Ended);
+                }
+                Mail::Answer(answer) => {
+                    self.relay(decision, *answer).await?;
+                    return Ok(Attempted::Ended);
+                }
+                Mail::NoResponders | Mail::WorkerLost if self.cancelled => return Err(RouteError::Cancelled),
+                Mail::NoResponders | Mail::WorkerLost => return Ok(Attempted::Failed(Failure::NoResponders)),
+                Mail::Rejected(_) if self.cancelled => return Err(RouteError::Cancelled),
+                Mail::Rejected(rejection) => return Ok(refusal(rejection)),
+                Mail::Cancelled => {
+                    self.cancelled = true;
+                    self.cancel_at_worker(decision).await;
+                }
+                Mail::ShuttingDown => {
+                    self.cancel_at_worker(decision).await;
+                    return Err(RouteError::ShuttingDown);
+                }
+                Mail::Granted(..) | Mail::AskAgain => {}
+            }
+        }
+    }
+
+    /// The worker said nothing in time.
+    async fn silent(&mut self, decision: &Decision) -> Result<Attempted, RouteError> {
+        self.give_up(decision).await;
+        if self.cancelled { Err(RouteError::Cancelled) } else { Ok(Attempted::Failed(Failure::AcceptTimeout)) }
+    }
+
+    /// Stays with an accepted request to its end. `None`: the worker has refused it after all, before any reply.
+    async fn follow(&mut self, decision: &Decision) -> Result<Option<Finished>, RouteError> {
+        loop {
+            let mail = match self.deadline {
+                Some((at, _)) => self.next_mail_dispatched(at, decision).await?,
+                None => self.mail.recv().await,
+            };
+            match mail {
+                Some(Mail::Finished(finished)) => {
+                    self.router.metrics.finished_tokens(&finished);
+                    return Ok(Some(finished));
+                }
+                Some(Mail::WorkerLost) => {
+                    return Err(RouteError::WorkerLost(decision.placement.worker.as_str().to_owned()));
+                }
+                Some(Mail::Rejected(_)) if self.cancelled => return Err(RouteError::Cancelled),
+                Some(Mail::Rejected(rejection)) => {
+                    self.unsettle();
+                    match refusal(rejection) {
+                        Attempted::Failed(failure) => self.learn(decision, failure).await?,
+                        Attempted::Refused(rejection) => self.learn_refusal(decision, rejection).await?,
+                        Attempted::Accepted | Attempted::Ended => {}
+                    }
+                    return Ok(None);
+                }
+                Some(Mail::Cancelled) => {
+                    self.cancelled = true;
+                    self.cancel_at_worker(decision).await;
+                }
+                Some(
+                    Mail::Accepted
+                    | Mail::NoResponders
+                    | Mail::Answer(_)
+                    | Mail::Granted(..)
+                    | Mail::AskAgain
+                    | Mail::ShuttingDown,
+                ) => {}
+                None => return Err(RouteError::ShuttingDown),
+            }
+        }
+    }
+
+    /// Draws the consequence of a failed attempt for the next one.
+    async fn learn(&mut self, decision: &Decision, failure: Failure) -> Result<(), RouteError> {
+        self.router.metrics.attempt_failed(failure);
+        let worker = decision.placement.worker.as_str();
+        let mut exclude = true;
+        self.last_failure = Some(match failure {
+            Failure::NoResponders => {
+                if self.router.reconnected_within(RECONNECT_GRACE) {
+                    exclude = false;
+                    self.rest(GRACE_PAUSE).await?;
+                } else {
+                    self.router.state().fleet.mark_lost(decision.slot, decision.placement.rank, Instant::now());
+                }
+                RouteError::NoWorker(format!("nobody listens at worker {worker:?} any more"))
+            }
+            Failure::Draining => RouteError::NoWorker(format!("worker {worker:?} takes no new requests")),
+            Failure::Overloaded => {
+                if self.waits_for_pin(decision) {
+                    exclude = false;
+                    self.pause = (self.pause * 2).clamp(OVERLOAD_PAUSE.0, OVERLOAD_PAUSE.1);
+                    self.last_failure = Some(RouteError::Overloaded(format!("worker {worker:?} is overloaded")));
+                    self.router.vacate(self.seq, Instant::now());
+                    self.rest(self.pause).await?;
+                }
+                RouteError::Overloaded(format!("worker {worker:?} is overloaded"))
+            }
+            Failure::AcceptTimeout => RouteError::AcceptTimeout(format!("worker {worker:?} was silent")),
+        });
+        if exclude {
+            let whole_worker = failure == Failure::Draining;
+            self.ask.excluded.push(Excluded { placement: decision.placement.clone(), whole_worker, failure });
+        }
+        Ok(())
+    }
+
+    async fn learn_refusal(&mut self, _decision: &Decision, rejection: Rejection) -> Result<(), RouteError> {
+        let Rejection { status, code, message } = rejection;
+        Err(RouteError::Relayed { status, code, message })
+    }
+
+    /// Whether an overloaded worker is waited for: a named session that is pinned there, and not by this request.
+    fn waits_for_pin(&self, decision: &Decision) -> bool {
+        let pinned = match decision.pin {
+            PinStep::Keep | PinStep::Complete => true,
+            PinStep::None | PinStep::Claim | PinStep::AfterAccept => false,
+        };
+        pinned && self.ask.named() && self.router.rules.mode == AffinityMode::Hard
+    }
+
+    /// Waits, unless mail comes.
+    async fn rest(&mut self, pause: Duration) -> Result<(), RouteError> {
+        let until = (Instant::now() + pause).min(self.accept_until);
+        match self.next_mail(until).await? {
+            Some(mail) => self.note(mail),
+            None => Ok(()),
+        }
+    }
+
+    /// Mail that comes while the request is not dispatched.
+    fn note(&mut self, mail: Mail) -> Result<(), RouteError> {
+        match mail {
+            Mail::Cancelled => Err(RouteError::Cancelled),
+            Mail::ShuttingDown => Err(RouteError::ShuttingDown),
+            Mail::AskAgain
+            | Mail::Granted(..)
+            | Mail::NoResponders
+            | Mail::Accepted
+            | Mail::Rejected(_)
+            | Mail::Finished(_)
+            | Mail::Answer(_)
+            | Mail::WorkerLost => Ok(()),
+        }
+    }
+
+    pub(super) async fn next_mail(&mut self, until: Instant) -> Result<Option<Mail>, RouteError> {
+        next_mail(&mut self.mail, until, self.deadline).await
+    }
+
+    async fn next_mail_dispatched(&mut self, until: Instant, decision: &Decision) -> Result<Option<Mail>, RouteError> {
+        let mail = next_mail(&mut self.mail, until, self.deadline).await;
+        if let Err(RouteError::Deadline(_)) = mail {
+            self.give_up(decision).await;
+        }
+        mail
+    }
+
+    fn timed_out(&mut self) -> RouteError {
+        self.last_failure.take().unwrap_or_else(|| {
+            RouteError::AcceptTimeout("the request's timeout passed before it was sent to one".into())
+        })
+    }
+
+    /// The error of the last attempt tells more than that nobody is left; a conflict with a pin tells something new.
+    fn final_error(&mut self, error: RouteError) -> RouteError {
+        match (&error, self.last_failure.take()) {
+            (RouteError::PinConflict(_), _) | (_, None) => error,
+            (_, Some(last)) => last,
+        }
+    }
+
+    /// Whether the session is named and the mode hard: its pin is made before the dispatch.
+    pub(super) fn claims(&self) -> bool {
+        self.router.rules.mode == AffinityMode::Hard
+            && self.ask.session.as_ref().is_some_and(|s| s.origin == Origin::Named)
+    }
+}
+
+fn refusal(rejection: Rejection) -> Attempted {
+    match rejection.status {
+        429 => Attempted::Failed(Failure::Overloaded),
+        400..=499 => Attempted::Refused(rejection),
+        _ => Attempted::Failed(Failure::Draining),
+    }
+}
+
+/// The next mail, `None` at `until`; an error once the request's deadline has passed.
+async fn next_mail(
+    mail: &mut UnboundedReceiver<Mail>,
+    until: Instant,
+    deadline: Option<(Instant, u64)>,
+) -> Result<Option<Mail>, RouteError> {
+    let end = deadline.map_or(until, |(at, _)| at.min(until));
+    match tokio::time::timeout_at(end.into(), mail.recv()).await {
+        Ok(Some(mail)) => Ok(Some(mail)),
+        Ok(None) => Err(RouteError::ShuttingDown),
+        Err(_) => match deadline {
+            Some((at, ms)) if at <= end => Err(RouteError::Deadline(ms)),
+            _ => Ok(None),
+        },
+    }
+}
+
+impl Drop for Request {
+    fn drop(&mut self) {
+        self.claim = None;
+        self.router.state().end(self.seq, self.priority, self.router.rules, Instant::now());
+    }
+}
+
+/// A plain responder's answer with what a reply message carries (protocol section 6).
+pub(super) fn plain_reply(request: &Request, decision: &Decision, answer: &Inbound) -> Headers {
+    use crate::wire::header;
+    let mut headers = answer.headers.filtered(header::goes_to_frontend);
+    headers.set(header::REQUEST_ID, request.id.as_str());
+    headers.set(header::WORKER, decision.placement.worker.as_str());
+    if let Some(rank) = decision.placement.rank {
+        headers.set(header::DP_RANK, &rank.to_string());
+    }
+    headers.set(header::DECISION, &decision.header());
+    headers.set(header::ATTEMPT, &request.attempt.to_string());
+    headers.set(header::SEQ, "0");
+    headers.set(header::FINAL, "true");
+    headers
+}

@@ -1,0 +1,285 @@
+//! Start, readiness, drain.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use tokio::net::TcpListener;
+use tokio::sync::oneshot;
+use tokio::task::JoinSet;
+
+use super::pinning::PinStore;
+use super::state::Router;
+use super::{http, inbox, intake, mirror, ticks};
+use crate::config::{Listen, RouterConfig};
+use crate::core::id::WorkerId;
+use crate::core::mode::{AffinityMode, Provision};
+use crate::nats::bucket::{Bucket, BucketInfo, Look};
+use crate::nats::{ConnectError, Headers, Link, LinkOptions};
+use crate::wire::header;
+use crate::wire::subject::Subjects;
+
+/// Age at which the server drops a registration (protocol section 7).
+const REGISTRATION_MAX_AGE: Duration = Duration::from_secs(30);
+/// How long the mirrors may take to fill before the log says that they still do.
+const FILL_NOTICE: Duration = Duration::from_secs(5);
+/// How often a draining router looks whether it is done.
+const DRAIN_STEP: Duration = Duration::from_millis(20);
+/// How long requests that are told of the shutdown may take to answer their frontends.
+const SHUT_DOWN_GRACE: Duration = Duration::from_secs(2);
+/// Where a bucket keeps values for ever, the mirror does for this long.
+const FOR_EVER: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
+
+/// Why a router does not run.
+#[derive(Debug, thiserror::Error)]
+pub enum RouterError {
+    /// No connection, or missing permissions.
+    #[error(transparent)]
+    Connect(#[from] ConnectError),
+    /// The server has no JetStream.
+    #[error(
+        "the NATS server at {urls} has no JetStream ({problem}): start it with -js, or enable JetStream for this account"
+    )]
+    NoJetStream {
+        /// Where.
+        urls: String,
+        /// What the client says.
+        problem: String,
+    },
+    /// A bucket is missing and may not be made.
+    #[error(
+        "the key-value bucket {bucket} is missing, and provision is never: make it (nats kv add {bucket} --history=1 --ttl={ttl}), or start with --provision auto"
+    )]
+    MissingBucket {
+        /// Its name.
+        bucket: String,
+        /// The age that its values should have.
+        ttl: String,
+    },
+    /// A bucket can't be read or made.
+    #[error("the key-value bucket {bucket} can't be {verb}: {problem}")]
+    Bucket {
+        /// Its name.
+        bucket: String,
+        /// What was tried.
+        verb: &'static str,
+        /// What the server says.
+        problem: String,
+    },
+    /// The HTTP address can't be listened on.
+    #[error("cannot listen on {address}: {problem}; choose another with --listen, or --listen off")]
+    Listen {
+        /// The address.
+        address: std::net::SocketAddr,
+        /// What the system says.
+        problem: std::io::Error,
+    },
+}
+
+/// Runs a router until `stop`, then drains it: what it holds is finished, what it can't finish is answered.
+pub async fn run(config: RouterConfig, stop: impl Future<Output = ()>) -> Result<(), RouterError> {
+    let mut stop = std::pin::pin!(stop);
+    // Cancel-safe: a router that is told to stop while it starts holds nothing yet.
+    let running = tokio::select! {
+        started = start(config) => started?,
+        () = &mut stop => return Ok(()),
+    };
+    stop.await;
+    running.drain().await;
+    Ok(())
+}
+
+struct Running {
+    router: Arc<Router>,
+    tasks: JoinSet<()>,
+    requests: JoinSet<()>,
+    leave: oneshot::Sender<()>,
+}
+
+async fn start(config: RouterConfig) -> Result<Running, RouterError> {
+    let subjects = Subjects::new(config.namespace.clone());
+    let listener = listen(config.listen).await?;
+    let open = async |role: &str| Link::open(link_options(&config, &subjects, role)).await;
+    let (intake, dispatch, store) = (open("intake").await?, open("dispatch").await?, open("store").await?);
+    let workers = Bucket::new(store.clone(), &subjects.workers_bucket());
+    let pins = Bucket::new(store, &subjects.pins_bucket());
+    provide(&workers, REGISTRATION_MAX_AGE, config.provision).await?;
+    let pins_info = provide(&pins, config.pin_ttl, config.provision).await?;
+    let own = uuid::Uuid::now_v7().simple().to_string();
+    let inbox_subject = format!("{}.{own}.", subjects.router_inbox_prefix());
+    let router = Arc::new(Router::new(config, intake, dispatch, PinStore::new(pins.clone()), inbox_subject));
+    let mut tasks = JoinSet::new();
+    if let Some(listener) = listener {
+        tasks.spawn(http::serve(Arc::clone(&router), listener));
+    }
+    check_permissions(&router).await?;
+    let events = inbox::subscribe(&router).await?;
+    tasks.spawn(inbox::read(Arc::clone(&router), events));
+    let control = intake::subscribe_control(&router).await?;
+    tasks.spawn(intake::read_control(Arc::clone(&router), control));
+    if router.config.affinity != AffinityMode::Off {
+        let max_age = pins_info.max_age;
+        router.state().mirror.set_ttl(if max_age.is_zero() { FOR_EVER } else { max_age });
+        tasks.spawn(mirror::follow(Arc::clone(&router), pins, mirror::Pins));
+    }
+    tasks.spawn(mirror::follow(Arc::clone(&router), workers, mirror::Workers::default()));
+    fill(&router).await;
+    tasks.spawn(ticks::tick(Arc::clone(&router)));
+    let incoming = intake::subscribe_requests(&router).await?;
+    router.taking.store(true, Ordering::Relaxed);
+    let (leave, left) = oneshot::channel();
+    let mut requests = JoinSet::new();
+    requests.spawn(intake::read_requests(Arc::clone(&router), incoming, left));
+    // The macro keeps what its arguments borrow until it is done: two locks in it would wait for each other.
+    let (pins, workers) = {
+        let state = router.state();
+        (state.mirror.len(), state.fleet.iter().count())
+    };
+    tracing::info!(namespace = %router.config.namespace, pins, workers, "router is ready");
+    Ok(Running { router, tasks, requests, leave })
+}
+
+async fn listen(listen: Listen) -> Result<Option<TcpListener>, RouterError> {
+    let (address, needed) = match listen {
+        Listen::Off => return Ok(None),
+        Listen::At(address) => (address, true),
+        Listen::IfFree(address) => (address, false),
+    };
+    match TcpListener::bind(address).await {
+        Ok(listener) => {
+            // Port 0 is any free port, so the log says which.
+            let address = listener.local_addr().unwrap_or(address);
+            tracing::info!(%address, "health and metrics are served over HTTP");
+            Ok(Some(listener))
+        }
+        Err(problem) if needed => Err(RouterError::Listen { address, problem }),
+        Err(problem) => {
+            tracing::warn!(%address, %problem, "health and metrics are not served: give this router an address with --listen");
+            Ok(None)
+        }
+    }
+}
+
+fn link_options(config: &RouterConfig, subjects: &Subjects, role: &str) -> LinkOptions {
+    let mut options = LinkOptions::new(&config.nats_url, &format!("rankpin router {role}"));
+    options.creds.clone_from(&config.creds);
+    options.inbox_prefix = subjects.router_inbox_prefix();
+    options
+}
+
+/// Makes a bucket that is missing, where that is wanted. One that is there is never changed.
+async fn provide(bucket: &Bucket, max_age: Duration, provision: Provision) -> Result<BucketInfo, RouterError> {
+    let failed = |verb, problem| RouterError::Bucket { bucket: bucket.name().to_owned(), verb, problem };
+    let mut made = false;
+    loop {
+        match bucket.look().await {
+            Look::There(info) => {
+                tell_differences(bucket, &info, max_age);
+                return Ok(info);
+            }
+            Look::Missing if provision == Provision::Never => {
+                let ttl = humantime::format_duration(max_age).to_string();
+                return Err(RouterError::MissingBucket { bucket: bucket.name().to_owned(), ttl });
+            }
+            Look::Missing if made => return Err(failed("made", "it is not there after it was made".into())),
+            Look::Missing => {
+                made = true;
+                if let Err(error) = bucket.create(1, max_age).await {
+                    bucket.link().check_permissions()?;
+                    // Another router may have made it at the same moment.
+                    if !matches!(bucket.look().await, Look::There(_)) {
+                        return Err(failed("made", error.0));
+                    }
+                }
+            }
+            Look::NoJetStream(problem) => {
+                return Err(RouterError::NoJetStream { urls: bucket.link().servers(), problem });
+            }
+            Look::Silent(problem) => {
+                bucket.link().check_permissions()?;
+                return Err(failed("read", problem));
+            }
+        }
+    }
+}
+
+fn tell_differences(bucket: &Bucket, info: &BucketInfo, max_age: Duration) {
+    if info.max_age != max_age {
+        let (found, wanted) = (humantime::format_duration(info.max_age), humantime::format_duration(max_age));
+        tracing::warn!(bucket = bucket.name(), %found, %wanted, "the bucket's values live for another time than is configured; it is left as it is");
+    }
+    if info.history != 1 {
+        tracing::warn!(
+            bucket = bucket.name(),
+            found = info.history,
+            wanted = 1,
+            "the bucket keeps another history than is wanted; it is left as it is"
+        );
+    }
+}
+
+/// Publishes what harms nobody to where the router will have to publish: a missing permission shows at start.
+async fn check_permissions(router: &Router) -> Result<(), RouterError> {
+    let nobody = WorkerId::new("rankpin-permission-check").expect("a valid worker id");
+    let mut headers = Headers::new();
+    headers.set(header::PROBE, "1");
+    router.send(router.subjects.worker_cancel(&nobody).into(), None, headers, bytes::Bytes::new()).await;
+    for prefix in &router.config.reply_prefixes {
+        let dot = if prefix.ends_with('.') { "" } else { "." };
+        let subject = format!("{prefix}{dot}rankpin-permission-check");
+        router.send(subject.into(), None, Headers::new(), bytes::Bytes::new()).await;
+    }
+    Ok(router.dispatch.barrier().await?)
+}
+
+/// Waits until both mirrors have everything.
+async fn fill(router: &Arc<Router>) {
+    let mut noticed = Instant::now();
+    loop {
+        {
+            let state = router.state();
+            if state.fleet_known && state.pins_known {
+                return;
+            }
+        }
+        if noticed.elapsed() >= FILL_NOTICE {
+            noticed = Instant::now();
+            tracing::info!(pins = router.state().mirror.len(), "still reading the buckets");
+        }
+        tokio::time::sleep(DRAIN_STEP).await;
+    }
+}
+
+impl Running {
+    /// Leaves the queue group without losing a message, and finishes what is held.
+    async fn drain(mut self) {
+        let router = &self.router;
+        tracing::info!(
+            in_flight = router.state().live.len(),
+            "router stops: it takes no new requests and finishes those it has"
+        );
+        router.taking.store(false, Ordering::Relaxed);
+        let until = Instant::now() + router.config.drain_timeout;
+        let _ = self.leave.send(());
+        let _ = tokio::time::timeout_at(until.into(), self.requests.join_next()).await;
+        wait_until(until, || router.state().live.len() == 0).await;
+        let left = router.state().live.len();
+        if left > 0 {
+            tracing::warn!(left, "the drain timeout has passed; what no worker has accepted is answered shutting_down");
+            router.state().live.shut_down();
+            wait_until(Instant::now() + SHUT_DOWN_GRACE, || router.state().live.waiting() == 0).await;
+        }
+        // What was handed to the client has to reach the server before the process ends.
+        if let Err(error) = router.dispatch.barrier().await {
+            tracing::debug!(%error, "the last messages may not have been sent");
+        }
+        self.tasks.shutdown().await;
+        tracing::info!("router has stopped");
+    }
+}
+
+async fn wait_until(until: Instant, done: impl Fn() -> bool) {
+    while !done() && Instant::now() < until {
+        tokio::time::sleep(DRAIN_STEP).await;
+    }
+}

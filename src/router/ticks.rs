@@ -1,0 +1,85 @@
+//! What happens by time alone: workers that fall silent, probes, ages of pins.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+
+use super::state::Router;
+use crate::core::fleet::WorkerSlot;
+use crate::nats::Headers;
+use crate::wire::header;
+
+/// How often silence is looked for, and whoever waits is tried again.
+const TICK: Duration = Duration::from_millis(200);
+/// How often a worker that holds accepted requests is probed (protocol section 6).
+const PROBE_EVERY: Duration = Duration::from_secs(1);
+/// Ages of pins looked at in one tick, so that no pause is noticed when a million end at once.
+const MAX_EXPIRED: usize = 10_000;
+
+/// Runs for ever.
+pub async fn tick(router: Arc<Router>) {
+    let mut ticks = tokio::time::interval(TICK);
+    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    let mut last = Instant::now();
+    let mut probed = Instant::now();
+    loop {
+        ticks.tick().await;
+        let now = Instant::now();
+        // A process that was itself frozen, or starved, has heard nobody: that says nothing of the workers.
+        if now.duration_since(last) > 5 * TICK {
+            router.state().fleet.handle_outage_end(now);
+        }
+        last = now;
+        router.expire(now);
+        if now.duration_since(probed) >= PROBE_EVERY {
+            probed = now;
+            router.probe().await;
+        }
+    }
+}
+
+impl Router {
+    fn expire(&self, now: Instant) {
+        let mut state = self.state();
+        state.mirror.expire(now, MAX_EXPIRED);
+        // While the router itself is cut off, everybody is silent.
+        if self.dispatch.is_connected() && self.intake.is_connected() && self.pins.bucket.link().is_connected() {
+            for (slot, worker) in state.fleet.expire(now) {
+                tracing::warn!(%worker, "worker lost: no sign of life for 6 s");
+                state.live.lose(slot);
+            }
+        }
+        drop(state);
+        self.pump(now);
+    }
+
+    async fn probe(&self) {
+        if !self.dispatch.is_connected() {
+            return;
+        }
+        let targets = self.state().fleet.to_probe();
+        for (slot, worker) in targets {
+            let mut headers = Headers::new();
+            headers.set(header::PROBE, "1");
+            let inbox = self.probe_inbox(slot);
+            self.state().fleet.begin_probe(slot);
+            self.send(self.subjects.worker_cancel(&worker).into(), Some(inbox.into()), headers, Bytes::new()).await;
+        }
+    }
+
+    /// Nobody listened to a probe.
+    pub(super) fn probe_refused(&self, slot: WorkerSlot) {
+        if self.reconnected_within(PROBE_EVERY * 3) {
+            return;
+        }
+        let mut state = self.state();
+        let worker = state.fleet.get(slot).map(|worker| worker.spec.id.clone());
+        if state.fleet.handle_refused_probe(slot) {
+            if let Some(worker) = worker {
+                tracing::warn!(%worker, "worker lost: nobody listens to its probes");
+            }
+            state.live.lose(slot);
+        }
+    }
+}

@@ -1,0 +1,15 @@
+//! Simulated engines on the worker library: one with a real prefix cache per rank, and an echo to measure with.
+//!
+//! The way of a request: [`prompt`] renders its body to text, a rank's [`cache`] says how much of it is known,
+//! [`rank`] lets it wait, prefill and decode, [`answer`] writes what is generated in the shape of the API.
+
+pub mod answer;
+mod cache;
+mod echo;
+mod engine;
+mod prompt;
+mod rank;
+mod tree;
+
+pub use echo::Echo;
+pub use engine::{RANK_HEADER, SimEngine, SimOptions};

@@ -1,0 +1,3 @@
+//! What an operator sees: logs.
+
+pub mod logging;

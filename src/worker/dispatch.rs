@@ -1,0 +1,153 @@
+//! A dispatched request as the worker reads it, and when it is too late for it (protocol section 6).
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use uuid::Uuid;
+
+use crate::core::id::{DpRank, RequestId};
+use crate::nats::{Headers, Inbound, Subject};
+use crate::wire::header;
+
+/// Clock skew between router and worker that is allowed for.
+const SKEW: Duration = Duration::from_secs(2);
+/// How long a request that is late within the skew waits for its cancel. A worker that was frozen reads the dispatch
+/// when it thaws and the router's cancel right behind it; nothing of a given-up attempt may reach the caller.
+pub(super) const LATE_HOLD: Duration = Duration::from_millis(100);
+
+/// One dispatched request.
+#[derive(Debug)]
+pub(super) struct Dispatch {
+    pub id: RequestId,
+    pub attempt: u32,
+    /// The rank it came in on; none where it came on the worker's `any` subject.
+    pub rank: Option<DpRank>,
+    /// The router's inbox.
+    pub events_to: Option<Subject>,
+    /// The frontend's inbox.
+    pub reply_to: Option<Subject>,
+    pub session: Option<Box<str>>,
+    pub decision: Option<Box<str>>,
+    pub accept_by_ms: Option<u64>,
+    pub headers: Headers,
+    pub payload: Bytes,
+}
+
+/// Why a message on a rank's subject is not served.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub(super) enum DispatchError {
+    /// `Rankpin-Request-Id` breaks the rules of ids.
+    #[error("header Rankpin-Request-Id {0}")]
+    Id(#[from] crate::core::id::NameError),
+    /// A subject to be published to is none that a request may name.
+    #[error("the reply subject {0:?} is no inbox")]
+    Subject(String),
+}
+
+impl Dispatch {
+    /// Reads a message that came in for a rank, or for any.
+    pub(super) fn read(message: Inbound, rank: Option<DpRank>) -> Result<Self, DispatchError> {
+        let headers = message.headers;
+        let text = |name| headers.find(name).map(Box::<str>::from);
+        let id = match headers.find(header::REQUEST_ID) {
+            Some(id) => RequestId::new(id)?,
+            None => RequestId::new(Uuid::now_v7().simple().encode_lower(&mut Uuid::encode_buffer()))?,
+        };
+        let reply_to = headers.find(header::REPLY_TO).map(Subject::from);
+        for subject in message.reply.iter().chain(&reply_to) {
+            if !may_publish_to(subject.as_str()) {
+                return Err(DispatchError::Subject(subject.as_str().to_owned()));
+            }
+        }
+        Ok(Self {
+            id,
+            attempt: headers.find(header::ATTEMPT).and_then(|v| v.parse().ok()).unwrap_or(1),
+            rank,
+            events_to: message.reply,
+            reply_to,
+            session: text(header::SESSION),
+            decision: text(header::DECISION),
+            accept_by_ms: headers.find(header::ACCEPT_BY).and_then(|v| v.parse().ok()),
+            headers,
+            payload: message.payload,
+        })
+    }
+}
+
+/// Whether a subject that a message names may be published to. Whoever may publish to a worker may name any subject
+/// there, the server's own (`$JS.API…`, `$KV…`) included, to which they may not publish themselves.
+fn may_publish_to(subject: &str) -> bool {
+    let tokens_are_plain = subject.split('.').all(|token| !token.is_empty() && token != "*" && token != ">");
+    tokens_are_plain
+        && !subject.starts_with('$')
+        && !subject.chars().any(|c| c.is_ascii_whitespace() || c.is_ascii_control())
+}
+
+/// What `Rankpin-Accept-By` says of a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Lateness {
+    /// It can be accepted.
+    InTime,
+    /// It is late by no more than the allowed skew: accepted unless its cancel comes within [`LATE_HOLD`].
+    Late,
+    /// It is dropped unaccepted.
+    Expired,
+}
+
+/// Judges a request by the worker's clock; both times are unix times in ms.
+pub(super) fn lateness(accept_by_ms: Option<u64>, now_ms: u64) -> Lateness {
+    let Some(accept_by) = accept_by_ms else {
+        return Lateness::InTime;
+    };
+    match u128::from(now_ms.saturating_sub(accept_by)) {
+        0 => Lateness::InTime,
+        late if late <= SKEW.as_millis() => Lateness::Late,
+        _ => Lateness::Expired,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn message(reply: Option<&str>, headers: &[(&str, &str)]) -> Inbound {
+        Inbound {
+            subject: Subject::from("rankpin.worker.w.any"),
+            reply: reply.map(Subject::from),
+            headers: headers.iter().copied().collect(),
+            payload: Bytes::from_static(b"{}"),
+            status: None,
+        }
+    }
+
+    #[test]
+    fn the_skew_is_two_seconds() {
+        assert_eq!(lateness(None, 9_000), Lateness::InTime);
+        assert_eq!(lateness(Some(9_000), 9_000), Lateness::InTime);
+        assert_eq!(lateness(Some(9_000), 9_001), Lateness::Late);
+        assert_eq!(lateness(Some(9_000), 11_000), Lateness::Late);
+        assert_eq!(lateness(Some(9_000), 11_001), Lateness::Expired);
+        assert_eq!(lateness(Some(u64::MAX), 0), Lateness::InTime);
+    }
+
+    #[test]
+    fn what_is_missing_has_a_meaning() {
+        let read = Dispatch::read(message(None, &[]), None).expect("valid");
+        assert_eq!((read.attempt, read.rank, read.accept_by_ms), (1, None, None));
+        assert_eq!(read.id.as_str().len(), 32);
+        assert!(read.events_to.is_none() && read.reply_to.is_none());
+    }
+
+    #[test]
+    fn nobody_makes_a_worker_publish_where_they_may_not() {
+        for bad in ["$KV.b.k", "$JS.API.STREAM.DELETE.x", "a b", "a..b", "", "a.*", "a.>", "a\u{7f}"] {
+            let by_header = Dispatch::read(message(None, &[("Rankpin-Reply-To", bad)]), None);
+            let by_reply = Dispatch::read(message(Some(bad), &[]), None);
+            assert!(by_reply.is_err(), "{bad:?}");
+            // A blank header is as if missing.
+            assert_eq!(by_header.is_err(), !bad.is_empty(), "{bad:?}");
+        }
+        assert!(Dispatch::read(message(Some("_INBOX.a.1"), &[("Rankpin-Reply-To", "_INBOX.b")]), None).is_ok());
+        assert!(Dispatch::read(message(None, &[("Rankpin-Request-Id", "a b")]), None).is_err());
+    }
+}

@@ -1,0 +1,264 @@
+//! What an engine's host runs: registration, rank subscriptions, the life of each request, load reports, drain
+//! (protocol sections 6, 6.1 and 7). Usable by anybody who hosts an engine: implement [`Engine`], call
+//! [`Worker::start`].
+//!
+//! The way of a request: [`intake`] reads it off a rank's subject, [`serve`] accepts it, lets the [`Engine`] work and
+//! ends it; what goes out, goes through [`replies`].
+
+pub mod cancel;
+mod dispatch;
+pub mod engine;
+mod intake;
+mod registration;
+pub mod replies;
+mod reports;
+mod serve;
+mod slots;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+use tracing::{info, warn};
+use uuid::Uuid;
+
+pub use cancel::{CancelReason, CancelToken};
+pub use engine::{Acceptance, Engine, EngineRequest, Failure, Refusal};
+pub use replies::{ReplyError, ReplyStream};
+pub use serve::CANCEL_GRACE;
+pub use slots::MAX_HELD;
+
+use self::cancel::Cancels;
+use self::intake::Wanted;
+use self::registration::{Keeper, Phase};
+use self::serve::Service;
+use self::slots::Slots;
+use crate::core::id::{Model, Namespace, Pool, RankRange, WorkerId};
+use crate::nats::registry::Registry;
+use crate::nats::{ConnectError, Link, LinkOptions};
+use crate::wire::registration::Registration;
+use crate::wire::subject::Subjects;
+
+/// How long a drained worker goes on refusing, so that every router has seen that it drains.
+const LINGER: Duration = Duration::from_millis(500);
+/// How long deleting the key and sending out what is left may take at the end.
+const LEAVE_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// What a worker is.
+#[derive(Debug, Clone)]
+pub struct WorkerOptions {
+    /// Where and as whom to connect.
+    pub link: LinkOptions,
+    /// The namespace.
+    pub namespace: Namespace,
+    /// The worker's name.
+    pub worker: WorkerId,
+    /// The models served.
+    pub models: Vec<Model>,
+    /// The ranks hosted.
+    pub ranks: RankRange,
+    /// The group of workers it belongs to.
+    pub pool: Pool,
+    /// Kind of device.
+    pub device: String,
+    /// Share of traffic relative to other workers, above 0.
+    pub weight: f64,
+    /// Most requests in flight per rank; beyond, requests are rejected.
+    pub max_inflight: Option<u32>,
+    /// Tokens per block of the prefix cache.
+    pub block_size: Option<u32>,
+    /// Blocks in each rank's prefix cache.
+    pub kv_blocks: Option<u64>,
+}
+
+impl WorkerOptions {
+    /// A worker with the defaults of protocol section 7.
+    pub fn new(
+        link: LinkOptions,
+        namespace: Namespace,
+        worker: WorkerId,
+        models: Vec<Model>,
+        ranks: RankRange,
+    ) -> Self {
+        let defaults = Registration::new(worker.as_str(), "", &[], 0, 1);
+        Self {
+            link,
+            namespace,
+            worker,
+            models,
+            ranks,
+            pool: Pool::new(&defaults.pool).expect("the default pool is a name"),
+            device: defaults.device,
+            weight: defaults.weight,
+            max_inflight: None,
+            block_size: None,
+            kv_blocks: None,
+        }
+    }
+
+    fn registration(&self, instance: &str) -> Registration {
+        let models: Vec<&str> = self.models.iter().map(Model::as_str).collect();
+        let (start, size) = (self.ranks.start().0.into(), self.ranks.size());
+        Registration {
+            pool: self.pool.as_str().into(),
+            device: self.device.clone(),
+            weight: self.weight,
+            max_inflight: self.max_inflight,
+            block_size: self.block_size,
+            kv_blocks: self.kv_blocks,
+            ..Registration::new(self.worker.as_str(), instance, &models, start, size)
+        }
+    }
+}
+
+/// Why a worker does not run.
+#[derive(Debug, thiserror::Error)]
+pub enum WorkerError {
+    /// The options break a rule of section 7; the text names the field.
+    #[error("the worker cannot be registered: {0}")]
+    Invalid(String),
+    /// There is no connection, or not with the rights needed.
+    #[error(transparent)]
+    Connect(#[from] ConnectError),
+    /// The name belongs to another process that is alive.
+    #[error("worker {worker:?} is registered by {by}, which is alive; choose another name, or stop that one")]
+    NameTaken {
+        /// The name.
+        worker: String,
+        /// Who has it.
+        by: String,
+    },
+    /// Another process has taken the name over; requests go there now.
+    #[error("worker {worker:?} lost its name to {to}; this one has stopped")]
+    NameLost {
+        /// The name.
+        worker: String,
+        /// Who has it now.
+        to: String,
+    },
+    /// A part of the worker ended by itself.
+    #[error("a part of the worker ended: {0}")]
+    Broken(String),
+}
+
+/// A worker that runs. Dropped without [`Worker::drain`] it stops at once, as a killed one would.
+#[derive(Debug)]
+pub struct Worker {
+    instance: String,
+    phase: watch::Sender<Phase>,
+    slots: Arc<Slots>,
+    cancels: Arc<Cancels>,
+    out: Link,
+    tasks: JoinSet<Result<(), WorkerError>>,
+}
+
+/// How a drain went.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Drained {
+    /// Requests that did not end in time; each was ended with 503 `shutting_down`.
+    pub cut_off: usize,
+}
+
+impl Worker {
+    /// Starts a worker: connects, waits for its bucket and for its name, listens, and only then registers. May take
+    /// as long as the bucket or the name does; dropping the future leaves nothing behind.
+    pub async fn start<E: Engine>(options: WorkerOptions, engine: E) -> Result<Self, WorkerError> {
+        let instance = Uuid::now_v7().to_string();
+        let registration = options.registration(&instance);
+        registration.check().map_err(WorkerError::Invalid)?;
+        let subjects = Subjects::new(options.namespace);
+        let [link, out] = [Link::open(options.link.clone()).await?, Link::open(options.link).await?];
+
+        let registry = Registry::new(out.clone(), subjects.workers_bucket(), options.worker.as_str().into());
+        let mut keeper = Keeper::wait_for_name(registry, registration).await?;
+        let wanted = Wanted::new(&subjects, &options.worker, options.ranks);
+        let subscriptions = wanted.open(&link).await?;
+        keeper.register().await?;
+        info!(worker = %options.worker, instance, "registered");
+
+        let load_subject = subjects.load(&options.worker);
+        let service = Arc::new(Service {
+            engine,
+            worker: options.worker,
+            out: out.clone(),
+            slots: Arc::new(Slots::new(options.ranks, options.max_inflight)),
+            cancels: Arc::default(),
+        });
+        let (phase, told) = watch::channel(Phase::Ready);
+        let (slots, cancels) = (Arc::clone(&service.slots), Arc::clone(&service.cancels));
+        let mut tasks = JoinSet::new();
+        tasks.spawn(keeper.keep(told.clone()));
+        let reading = intake::read(Arc::clone(&service), link, wanted, subscriptions, told);
+        tasks.spawn(async move {
+            reading.await;
+            Ok(())
+        });
+        let reporting = reports::report(service, instance.clone(), load_subject);
+        tasks.spawn(async move {
+            reporting.await;
+            Ok(())
+        });
+        Ok(Self { instance, phase, slots, cancels, out, tasks })
+    }
+
+    /// Id of this process, as it is registered.
+    pub fn instance(&self) -> &str {
+        &self.instance
+    }
+
+    /// Returns when the worker had to stop by itself, with the reason; everything it held has ended then. May be
+    /// dropped and called again.
+    pub async fn failed(&mut self) -> WorkerError {
+        let error = match self.tasks.join_next().await {
+            Some(Ok(Err(error))) => error,
+            Some(Ok(Ok(()))) | None => WorkerError::Broken("it ended without being told to".into()),
+            Some(Err(error)) => WorkerError::Broken(error.to_string()),
+        };
+        self.tasks.shutdown().await;
+        error
+    }
+
+    /// Leaves: registered as draining at once, new dispatches are refused, running requests end or, after `timeout`,
+    /// are ended; then the key is deleted and the subscriptions end.
+    pub async fn drain(mut self, timeout: Duration) -> Result<Drained, WorkerError> {
+        info!(instance = self.instance, "draining");
+        self.slots.drain();
+        self.phase.send_replace(Phase::Draining);
+        let linger = tokio::time::sleep(LINGER);
+        let mut cut_off = 0;
+        if tokio::time::timeout(timeout, self.slots.emptied()).await.is_err() {
+            cut_off = self.cancels.stop_all();
+            warn!(instance = self.instance, cut_off, "requests did not end in time and were cut off");
+            // Each has this long to end; the time for its last messages is on top.
+            let _ = tokio::time::timeout(CANCEL_GRACE + LEAVE_TIMEOUT, self.slots.emptied()).await;
+        }
+        linger.await;
+        self.phase.send_replace(Phase::Leaving);
+        self.leave().await?;
+        info!(instance = self.instance, "drained");
+        Ok(Drained { cut_off })
+    }
+
+    /// Waits until the key is deleted and what was published has reached the server.
+    async fn leave(&mut self) -> Result<(), WorkerError> {
+        // The reporter never ends by itself; the keeper and the intake do.
+        let ended = async {
+            for _ in 0..2 {
+                match self.tasks.join_next().await {
+                    Some(Ok(ended)) => ended?,
+                    Some(Err(error)) => return Err(WorkerError::Broken(error.to_string())),
+                    None => (),
+                }
+            }
+            match self.out.barrier().await {
+                // What the server did not allow was told of when it was tried; the round trip is what counts here.
+                Ok(()) | Err(ConnectError::Permissions(_)) => Ok(()),
+                Err(error) => Err(error.into()),
+            }
+        };
+        let outcome = tokio::time::timeout(LEAVE_TIMEOUT, ended).await;
+        self.tasks.shutdown().await;
+        outcome.unwrap_or_else(|_| Err(WorkerError::Broken("the NATS server did not answer at the end".into())))
+    }
+}

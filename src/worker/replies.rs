@@ -1,0 +1,238 @@
+//! What a worker says while it serves a request: events to the router (protocol section 6), replies to the frontend
+//! (section 6.1).
+
+use std::time::Duration;
+
+use bytes::Bytes;
+
+use super::cancel::{CancelReason, CancelToken};
+use super::dispatch::Dispatch;
+use super::engine::Refusal;
+use crate::core::id::{DpRank, RequestId, WorkerId};
+use crate::nats::{Headers, Link, PublishError, Subject};
+use crate::wire::Encoding;
+use crate::wire::event::{self, Finished};
+use crate::wire::header;
+use crate::wire::reply::ErrorBody;
+
+/// How long the client library may take to accept one message. It takes none for long only while there is no
+/// connection and its queue is full.
+const SEND_TIMEOUT: Duration = Duration::from_secs(30);
+/// Seconds after which a frontend may try again, with 429 and 503.
+const RETRY_AFTER_S: &str = "1";
+
+/// Why a reply was not sent.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ReplyError {
+    /// The request is to be given up: stop working on it.
+    #[error("the request was given up")]
+    GivenUp(CancelReason),
+    /// The reply with its headers is larger than the server takes.
+    #[error("the reply is {size} bytes with its headers, the NATS server takes {max} (max_payload)")]
+    TooLarge {
+        /// Bytes of headers and payload.
+        size: usize,
+        /// The server's `max_payload`.
+        max: usize,
+    },
+    /// The final reply was sent already.
+    #[error("the reply stream has ended")]
+    Ended,
+    /// NATS can't be reached.
+    #[error("the reply could not be sent: {0}")]
+    Unreachable(String),
+}
+
+/// The reply stream of one request, in order. Each send waits until the client library has taken the message, so a
+/// fast engine is held back by a slow connection.
+#[derive(Debug)]
+pub struct ReplyStream {
+    link: Link,
+    to: Option<Subject>,
+    id: RequestId,
+    attempt: u32,
+    worker: WorkerId,
+    rank: Option<DpRank>,
+    decision: Option<Box<str>>,
+    content_type: Option<&'static str>,
+    first: Headers,
+    cancel: CancelToken,
+    seq: u64,
+    ended: bool,
+}
+
+/// Whether a reply message is the last.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Place {
+    Middle,
+    Last,
+}
+
+impl ReplyStream {
+    pub(super) fn new(link: Link, worker: WorkerId, dispatch: &mut Dispatch, cancel: CancelToken) -> Self {
+        Self {
+            link,
+            to: dispatch.reply_to.take(),
+            id: dispatch.id.clone(),
+            attempt: dispatch.attempt,
+            worker,
+            rank: dispatch.rank,
+            decision: dispatch.decision.take(),
+            content_type: None,
+            first: Headers::new(),
+            cancel,
+            seq: 0,
+            ended: false,
+        }
+    }
+
+    /// Names the media type of what follows; it stands on the first message.
+    pub fn set_content_type(&mut self, media_type: &'static str) {
+        self.content_type = Some(media_type);
+    }
+
+    /// Adds a header of the engine's own to the first message.
+    pub fn set_header(&mut self, name: &'static str, value: &str) {
+        self.first.set(name, value);
+    }
+
+    /// Sends one part. For a streaming body that is the data of one server-sent event.
+    pub async fn send(&mut self, payload: Bytes) -> Result<(), ReplyError> {
+        self.reply(payload, Place::Middle).await
+    }
+
+    /// Sends the last part, or the whole answer. It may be empty.
+    pub async fn finish(&mut self, payload: Bytes) -> Result<(), ReplyError> {
+        self.reply(payload, Place::Last).await
+    }
+
+    /// Whether something was published, so that the request can no longer be rejected.
+    pub(super) fn has_begun(&self) -> bool {
+        self.seq > 0 && self.to.is_some()
+    }
+
+    /// Whether the last message was sent.
+    pub(super) fn has_ended(&self) -> bool {
+        self.ended
+    }
+
+    /// Ends the stream in an error.
+    pub(super) async fn fail(&mut self, status: u16, code: &str, message: &str) -> Result<(), ReplyError> {
+        let mut headers = self.head(Place::Last);
+        put_error(&mut headers, status, code);
+        let body = Encoding::Json.encode(&ErrorBody::new(code, message));
+        self.publish(headers, body.into(), Place::Last).await
+    }
+
+    /// Ends a stream whose engine did not, with an empty message.
+    pub(super) async fn close(&mut self) -> Result<(), ReplyError> {
+        self.publish(self.head(Place::Last), Bytes::new(), Place::Last).await
+    }
+
+    async fn reply(&mut self, payload: Bytes, place: Place) -> Result<(), ReplyError> {
+        if let Some(reason) = self.cancel.reason() {
+            return Err(ReplyError::GivenUp(reason));
+        }
+        let mut headers = self.head(place);
+        if self.seq == 0 {
+            self.first.iter().for_each(|(name, value)| headers.add(name, value));
+            if let Some(media_type) = self.content_type {
+                headers.set(header::CONTENT_TYPE, media_type);
+            }
+        }
+        self.publish(headers, payload, place).await
+    }
+
+    fn head(&self, place: Place) -> Headers {
+        let mut headers = Headers::new();
+        headers.set(header::REQUEST_ID, self.id.as_str());
+        headers.set(header::SEQ, &self.seq.to_string());
+        headers.set(header::ATTEMPT, &self.attempt.to_string());
+        if self.seq == 0 {
+            headers.set(header::WORKER, self.worker.as_str());
+            if let Some(rank) = self.rank {
+                headers.set(header::DP_RANK, &rank.to_string());
+            }
+            if let Some(decision) = &self.decision {
+                headers.set(header::DECISION, decision);
+            }
+        }
+        if place == Place::Last {
+            headers.set(header::FINAL, "true");
+        }
+        headers
+    }
+
+    async fn publish(&mut self, headers: Headers, payload: Bytes, place: Place) -> Result<(), ReplyError> {
+        if self.ended {
+            return Err(ReplyError::Ended);
+        }
+        if let Some(to) = &self.to {
+            let (size, max) = (headers.wire_len() + payload.len(), self.link.max_payload());
+            if size > max {
+                return Err(ReplyError::TooLarge { size, max });
+            }
+            deliver(self.link.publish(to.clone(), None, headers, payload)).await.map_err(ReplyError::Unreachable)?;
+        }
+        self.seq += 1;
+        self.ended = place == Place::Last;
+        Ok(())
+    }
+}
+
+/// The router's inbox for one attempt. A worker whose events don't arrive looks lost, which is what it then is; so
+/// failures are only logged.
+#[derive(Debug)]
+pub(super) struct Events {
+    link: Link,
+    to: Option<Subject>,
+}
+
+impl Events {
+    pub(super) fn new(link: Link, to: Option<Subject>) -> Self {
+        Self { link, to }
+    }
+
+    pub(super) async fn accepted(&self) {
+        self.tell(event::ACCEPTED, Headers::new(), Bytes::new()).await;
+    }
+
+    pub(super) async fn progress(&self) {
+        self.tell(event::PROGRESS, Headers::new(), Bytes::new()).await;
+    }
+
+    pub(super) async fn finished(&self, finished: &Finished) {
+        self.tell(event::FINISHED, Headers::new(), Encoding::Json.encode(finished).into()).await;
+    }
+
+    pub(super) async fn rejected(&self, refusal: &Refusal) {
+        let mut headers = Headers::new();
+        put_error(&mut headers, refusal.status, &refusal.code);
+        let body = Encoding::Json.encode(&ErrorBody::new(&refusal.code, &refusal.message));
+        self.tell(event::REJECTED, headers, body.into()).await;
+    }
+
+    async fn tell(&self, kind: &str, mut headers: Headers, payload: Bytes) {
+        let Some(to) = &self.to else { return };
+        headers.set(header::EVENT, kind);
+        if let Err(problem) = deliver(self.link.publish(to.clone(), None, headers, payload)).await {
+            tracing::debug!(event = kind, %problem, "the router could not be told");
+        }
+    }
+}
+
+fn put_error(headers: &mut Headers, status: u16, code: &str) {
+    headers.set(header::SERVICE_ERROR_CODE, &status.to_string());
+    headers.set(header::SERVICE_ERROR, code);
+    headers.set(header::CONTENT_TYPE, Encoding::Json.media_type());
+    if matches!(status, 429 | 503) {
+        headers.set(header::RETRY_AFTER, RETRY_AFTER_S);
+    }
+}
+
+async fn deliver(publish: impl Future<Output = Result<(), PublishError>>) -> Result<(), String> {
+    match tokio::time::timeout(SEND_TIMEOUT, publish).await {
+        Ok(sent) => sent.map_err(|e| e.to_string()),
+        Err(_) => Err(format!("there was no room for it within {} s", SEND_TIMEOUT.as_secs())),
+    }
+}

@@ -1,0 +1,199 @@
+//! One request at the worker, from dispatch to `finished` (protocol section 6).
+
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime};
+
+use futures_util::FutureExt as _;
+use tokio::time::{MissedTickBehavior, interval_at};
+use tracing::{debug, error};
+
+use super::cancel::{CancelReason, Cancels, Held};
+use super::dispatch::{Dispatch, LATE_HOLD, Lateness, lateness};
+use super::engine::{Acceptance, Engine, EngineRequest, Failure, Refusal};
+use super::replies::{Events, ReplyError, ReplyStream};
+use super::slots::{Slot, Slots};
+use crate::core::id::WorkerId;
+use crate::nats::Link;
+use crate::wire::event::{Finished, Outcome};
+
+/// How long an engine may go on after its request was given up; then it is dropped where it stands.
+pub const CANCEL_GRACE: Duration = Duration::from_secs(1);
+/// How often a router hears that a long request is still worked on; it wants to at least every 10 s.
+const PROGRESS_EVERY: Duration = Duration::from_secs(5);
+
+/// What every request of a worker shares.
+#[derive(Debug)]
+pub(super) struct Service<E> {
+    pub engine: E,
+    pub worker: WorkerId,
+    /// The connection for everything that goes out.
+    pub out: Link,
+    pub slots: Arc<Slots>,
+    pub cancels: Arc<Cancels>,
+}
+
+/// How the engine's work ended.
+enum Ended {
+    Returned(Result<Finished, Failure>),
+    Panicked,
+    /// It did not return within [`CANCEL_GRACE`].
+    Dropped,
+}
+
+impl<E: Engine> Service<E> {
+    /// Takes an attempt in; `None` where it is dropped unaccepted, without a word: the router gave it up.
+    pub(super) fn enter(&self, dispatch: &Dispatch) -> Option<(Held, Lateness)> {
+        let late = lateness(dispatch.accept_by_ms, unix_ms());
+        if late == Lateness::Expired {
+            debug!(request_id = %dispatch.id, attempt = dispatch.attempt, "dropped a request that came too late");
+            return None;
+        }
+        let held = self.cancels.enter((dispatch.id.clone(), dispatch.attempt), Instant::now())?;
+        Some((held, late))
+    }
+
+    /// Serves one attempt.
+    pub(super) async fn serve(&self, mut dispatch: Dispatch, held: Held, late: Lateness) {
+        if late == Lateness::Late && tokio::time::timeout(LATE_HOLD, held.token().cancelled()).await.is_ok() {
+            return;
+        }
+        let events = Events::new(self.out.clone(), dispatch.events_to.take());
+        let slot = match self.slots.take(dispatch.rank) {
+            Ok(slot) => slot,
+            Err(refusal) => return events.rejected(&refusal).await,
+        };
+        match self.engine.acceptance() {
+            Acceptance::AtOnce => events.accepted().await,
+            Acceptance::WithFinish => (),
+        }
+        let mut replies = ReplyStream::new(self.out.clone(), self.worker.clone(), &mut dispatch, held.token().clone());
+        let ended = self.work(dispatch, &held, &mut replies, &events).await;
+        conclude(ended, &held, &mut replies, &events, slot).await;
+    }
+
+    /// Lets the engine work, tells the router now and then, and sees to it that a cancel ends the work.
+    async fn work(&self, dispatch: Dispatch, held: &Held, replies: &mut ReplyStream, events: &Events) -> Ended {
+        let request = EngineRequest {
+            id: dispatch.id,
+            attempt: dispatch.attempt,
+            rank: dispatch.rank,
+            session: dispatch.session,
+            headers: dispatch.headers,
+            payload: dispatch.payload,
+            cancel: held.token().clone(),
+        };
+        // The engine is used by other requests after a panic in one: it has to keep its own state whole, as behind
+        // a lock that is poisoned.
+        let serving = AssertUnwindSafe(self.engine.serve(request, replies)).catch_unwind();
+        let mut serving = std::pin::pin!(serving);
+        let mut progress = interval_at(tokio::time::Instant::now() + PROGRESS_EVERY, PROGRESS_EVERY);
+        progress.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            // Every arm may be dropped: `serving` is pinned outside, the others keep no state of their own.
+            tokio::select! {
+                biased;
+                ended = &mut serving => return Ended::of(ended),
+                _ = held.token().cancelled() => break,
+                _ = progress.tick() => events.progress().await,
+            }
+        }
+        match tokio::time::timeout(CANCEL_GRACE, serving).await {
+            Ok(ended) => Ended::of(ended),
+            Err(_) => Ended::Dropped,
+        }
+    }
+}
+
+impl Ended {
+    fn of(ended: std::thread::Result<Result<Finished, Failure>>) -> Self {
+        match ended {
+            Ok(returned) => Self::Returned(returned),
+            Err(_) => Self::Panicked,
+        }
+    }
+}
+
+/// How a request ends on the wire.
+enum Ending {
+    /// The reply stream is whole.
+    Whole(Finished),
+    /// The engine refused before anything was published.
+    Rejected(Refusal),
+    /// The reply stream ends in an error.
+    Error { status: u16, code: String, message: String, finished: Finished },
+}
+
+impl Ending {
+    fn error(status: u16, code: &str, message: String) -> Self {
+        let finished = Finished::outcome(if status == 499 { Outcome::Cancelled } else { Outcome::Error });
+        Self::Error { status, code: code.to_owned(), message, finished }
+    }
+
+    fn given_up(reason: CancelReason, figures: Option<Finished>) -> Self {
+        let (status, code, outcome, message) = match reason {
+            CancelReason::Asked => (499, "cancelled", Outcome::Cancelled, "the request was cancelled"),
+            CancelReason::Stopping => {
+                (503, "shutting_down", Outcome::Error, "the worker stopped before the request had ended; send it again")
+            }
+        };
+        let figures = figures.unwrap_or_else(|| Finished::outcome(outcome));
+        Self::Error { status, code: code.into(), message: message.into(), finished: Finished { outcome, ..figures } }
+    }
+
+    /// Judges what the engine did.
+    fn of(ended: Ended, given_up: Option<CancelReason>, replies: &ReplyStream) -> Self {
+        let returned = match ended {
+            Ended::Returned(returned) => returned,
+            // Only a request that was given up is ever dropped.
+            Ended::Dropped => return Self::given_up(given_up.unwrap_or(CancelReason::Asked), None),
+            Ended::Panicked => return Self::error(500, "worker_error", "the engine failed on this request".into()),
+        };
+        // An answer that was whole before the cancel came stays one.
+        if let (Some(reason), false) = (given_up, replies.has_ended()) {
+            return Self::given_up(reason, returned.ok());
+        }
+        match returned {
+            Ok(finished) => Self::Whole(finished),
+            Err(Failure::Refused(refusal)) if !replies.has_begun() => Self::Rejected(refusal),
+            Err(Failure::Refused(Refusal { status, code, message })) => Self::error(status, &code, message),
+            Err(Failure::Failed { status, code, message }) => Self::error(status, &code, message),
+            Err(Failure::Reply(ReplyError::GivenUp(reason))) => Self::given_up(reason, None),
+            Err(Failure::Reply(e @ ReplyError::TooLarge { .. })) => {
+                Self::error(413, "payload_too_large", e.to_string())
+            }
+            Err(Failure::Reply(e @ (ReplyError::Ended | ReplyError::Unreachable(_)))) => {
+                Self::error(500, "worker_error", e.to_string())
+            }
+        }
+    }
+}
+
+/// Ends the reply stream and tells the router. The slot is free before the router hears of it: it may send the next
+/// request at once.
+async fn conclude(ended: Ended, held: &Held, replies: &mut ReplyStream, events: &Events, slot: Slot) {
+    let (sent, finished) = match Ending::of(ended, held.token().reason(), replies) {
+        Ending::Rejected(refusal) => {
+            drop(slot);
+            return events.rejected(&refusal).await;
+        }
+        Ending::Whole(finished) if replies.has_ended() => (Ok(()), finished),
+        Ending::Whole(finished) => (replies.close().await, finished),
+        Ending::Error { status, code, message, finished } => {
+            if status >= 500 {
+                error!(status, code, message, "a request failed at the engine");
+            }
+            (replies.fail(status, &code, &message).await, finished)
+        }
+    };
+    if let Err(problem) = sent {
+        debug!(%problem, "the reply stream could not be ended");
+    }
+    drop(slot);
+    events.finished(&finished).await;
+}
+
+fn unix_ms() -> u64 {
+    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+}
