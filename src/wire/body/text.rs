@@ -262,10 +262,10 @@ fn hex_unit(digits: &[u8; 4]) -> Option<u16> {
 /// Values of hex digits, 0xff for other bytes.
 const HEX: [u8; 256] = {
     let mut table = [0xff; 256];
-    let mut value = 0;
+    let mut value = 0u8;
     while value < 16 {
-        table[b"0123456789abcdef"[value] as usize] = value as u8;
-        table[b"0123456789ABCDEF"[value] as usize] = value as u8;
+        table[b"0123456789abcdef"[value as usize] as usize] = value;
+        table[b"0123456789ABCDEF"[value as usize] as usize] = value;
         value += 1;
     }
     table
