@@ -260,7 +260,6 @@ fn hex_unit(digits: &[u8; 4]) -> Option<u16> {
 }
 
 /// Values of hex digits, 0xff for other bytes.
-#[expect(clippy::cast_possible_truncation, reason = "the value is below 16")]
 const HEX: [u8; 256] = {
     let mut table = [0xff; 256];
     let mut value = 0u8;
