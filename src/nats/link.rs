@@ -161,7 +161,7 @@ impl Link {
 
     /// The server's limit on headers and payload together, in bytes.
     pub fn max_payload(&self) -> usize {
-        self.client().0.max_payload()
+        self.shared.current.lock().expect("no code panics while it holds this lock").0.max_payload()
     }
 
     /// Messages dropped because a subscription was full, as far as the client tells.
