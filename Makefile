@@ -5,6 +5,15 @@
 help: ## List what can be made
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
+# Recorded conversations that the demo plays besides its own, where they are there.
+CONVERSATIONS ?= $(wildcard ../shared/data/conversations.jsonl)
+
+demo: ## Play conversations without affinity, with it, and while a worker is killed
+	cargo run --locked -- demo --limit 30 $(addprefix --conversations ,examples/conversations $(CONVERSATIONS))
+
+bench: ## Measure what the router costs
+	cargo run --locked --release -- bench
+
 test: ## Run all tests, the integration tests against a real NATS server
 	RANKPIN_NATS_SERVER="$$(scripts/nats-server)" && export RANKPIN_NATS_SERVER && cargo test --locked
 

@@ -13,8 +13,10 @@ use crate::local::cpu;
 use crate::nats::{Headers, Inbound, Link, LinkOptions, NO_RESPONDERS};
 use crate::wire::header;
 
-/// How long outstanding answers are waited for at the end; those that don't come are lost.
-const DRAIN: Duration = Duration::from_secs(5);
+/// Silence after which the answers that are missing are lost.
+const SILENCE: Duration = Duration::from_secs(5);
+/// How often it is looked whether there was silence for so long.
+const SILENCE_LOOK: Duration = Duration::from_millis(50);
 /// How long a single request of [`Generator::answered`] may take.
 const PROBE_PATIENCE: Duration = Duration::from_millis(500);
 /// Failures in a row after which a run is given up: nothing works, and sending on would only spin.
@@ -98,7 +100,7 @@ impl Generator {
 
     /// Whether one request is answered.
     pub async fn answered(&self, aim: &Aim) -> bool {
-        let probe = self.run_for(aim, 1, Extent::Requests(1), &[], PROBE_PATIENCE).await;
+        let probe = self.run_with(aim, 1, Extent::Requests(1), &[], PROBE_PATIENCE).await;
         probe.is_ok_and(|sample| sample.answered == 1)
     }
 
@@ -110,10 +112,10 @@ impl Generator {
         extent: Extent,
         watched: &[Watched],
     ) -> Result<Sample, BenchError> {
-        self.run_for(aim, in_flight, extent, watched, DRAIN).await
+        self.run_with(aim, in_flight, extent, watched, SILENCE).await
     }
 
-    async fn run_for(
+    async fn run_with(
         &self,
         aim: &Aim,
         in_flight: usize,
@@ -129,12 +131,7 @@ impl Generator {
         let mut messages = subscribed.map_err(|_| BenchError::ConnectionLost)?.map(Inbound::from);
         self.link.barrier().await?;
         let mut run = Run::new(self, aim, extent, watched, id, inbox);
-        let driven = tokio::time::timeout(run.longest() + patience, run.drive(in_flight, &mut messages)).await;
-        match driven {
-            Ok(done) => done?,
-            // The answers that are missing are told as lost.
-            Err(_) => run.end(Instant::now()),
-        }
+        run.drive(in_flight, &mut messages, patience).await?;
         Ok(run.sample())
     }
 }
@@ -205,19 +202,15 @@ impl<'g> Run<'g> {
         }
     }
 
-    fn longest(&self) -> Duration {
-        match self.extent {
-            Extent::Time { warmup, duration } => warmup + duration,
-            Extent::Requests(_) => Duration::ZERO,
-        }
-    }
-
     async fn drive(
         &mut self,
         in_flight: usize,
         messages: &mut (impl Stream<Item = Inbound> + Unpin),
+        patience: Duration,
     ) -> Result<(), BenchError> {
         self.begun = Instant::now();
+        let mut heard = self.begun;
+        let mut look = tokio::time::interval(SILENCE_LOOK);
         if let Extent::Requests(_) = self.extent {
             self.begin(self.begun);
         }
@@ -229,8 +222,17 @@ impl<'g> Run<'g> {
             }
         }
         while self.open > 0 {
-            let message = messages.next().await.ok_or(BenchError::ConnectionLost)?;
+            // Cancel-safe: a message that is not taken stays in the subscription.
+            let message = tokio::select! {
+                biased;
+                message = messages.next() => message.ok_or(BenchError::ConnectionLost)?,
+                _ = look.tick() => match heard.elapsed() > patience {
+                    true => break,
+                    false => continue,
+                },
+            };
             let now = Instant::now();
+            heard = now;
             let Some(slot) = self.take(&message, now) else { continue };
             if self.failed_in_a_row > MAX_FAILURES_IN_A_ROW {
                 break;

@@ -17,8 +17,8 @@ use self::load::{Extent, Generator, Sample};
 use crate::local::LocalError;
 use crate::nats::ConnectError;
 
-/// Requests that are sent to count the messages of each.
-const COUNTED_REQUESTS: u64 = 10_000;
+/// Requests of each session that are sent to count their messages.
+const COUNTED_PER_SESSION: u64 = 10;
 /// In flight while nothing is measured.
 const CALM_IN_FLIGHT: usize = 64;
 
@@ -144,9 +144,10 @@ async fn count_messages(
 ) -> Result<Option<f64>, BenchError> {
     let Some(before) = cluster.messages_in().await else { return Ok(None) };
     let aim = cluster.aim(Way::Routed, options.sessions);
-    generator.run(&aim, CALM_IN_FLIGHT, Extent::Requests(COUNTED_REQUESTS), &[]).await?.whole(Way::Routed)?;
+    let count = options.sessions.saturating_mul(COUNTED_PER_SESSION);
+    generator.run(&aim, CALM_IN_FLIGHT, Extent::Requests(count), &[]).await?.whole(Way::Routed)?;
     let Some(after) = cluster.messages_in().await else { return Ok(None) };
-    #[expect(clippy::cast_precision_loss, reason = "a count of some thousands")]
-    let per_request = after.saturating_sub(before) as f64 / COUNTED_REQUESTS as f64;
+    #[expect(clippy::cast_precision_loss, reason = "nobody sends 2^52 requests")]
+    let per_request = after.saturating_sub(before) as f64 / count as f64;
     Ok(Some(per_request))
 }

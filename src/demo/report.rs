@@ -10,7 +10,7 @@ use super::{Outcome, Round};
 /// Turns that a row shows; of longer conversations only their beginning.
 const SHOWN_TURNS: usize = 10;
 /// Longest name that is shown.
-const SHOWN_NAME: usize = 32;
+const SHOWN_NAME: usize = 40;
 /// Marks a request that was sent again because its worker was lost.
 const LOST: &str = "✗";
 
@@ -108,13 +108,10 @@ fn step(played: &Played) -> String {
 }
 
 fn clip(name: &str) -> String {
-    if name.chars().count() <= SHOWN_NAME {
-        return name.to_owned();
+    match name.char_indices().nth(SHOWN_NAME) {
+        None => name.to_owned(),
+        Some(_) => name.chars().take(SHOWN_NAME - 1).chain(['…']).collect(),
     }
-    // The end of a long name tells more than its beginning, which many share.
-    let skipped = name.chars().count() - (SHOWN_NAME - 1);
-    let end: String = name.chars().skip(skipped).collect();
-    format!("…{end}")
 }
 
 #[cfg(test)]
@@ -150,7 +147,8 @@ mod tests {
 
     #[test]
     fn long_names_and_long_conversations_are_cut() {
-        assert_eq!(clip(&"x".repeat(33)), format!("…{}", "x".repeat(31)));
+        assert_eq!(clip(&"x".repeat(40)), "x".repeat(40));
+        assert_eq!(clip(&"é".repeat(41)), "é".repeat(39) + "…");
         let turns: Vec<Played> = (0..12).map(|_| played("w1", 0, 0, None)).collect();
         assert!(path(&turns).ends_with("w1/0 and 2 more"));
     }

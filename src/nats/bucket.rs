@@ -1,18 +1,19 @@
 //! One JetStream key-value bucket: compare-and-set, reads from the leader, and a watch that never goes quiet
 //! without saying so.
 
+use std::panic::AssertUnwindSafe;
 use std::time::{Duration, SystemTime};
 
 use async_nats::jetstream::{self, kv, message::PublishMessage, stream};
 use bytes::Bytes;
-use futures_util::StreamExt as _;
+use futures_util::{FutureExt as _, StreamExt as _};
 
 use super::link::{Link, describe};
 
 /// How long a write or a read of the leader may take; beyond, the bucket is unreachable (protocol section 5).
 pub const BUCKET_TIMEOUT: Duration = Duration::from_millis(500);
 /// How long opening a bucket or a watch may take.
-const OPEN_TIMEOUT: Duration = Duration::from_secs(5);
+const OPEN_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// A bucket, by name, over a connection that may be replaced.
 #[derive(Debug, Clone)]
@@ -250,21 +251,24 @@ impl Bucket {
                     _ => Look::Silent(describe(&error)),
                 }
             }
-            Err(_) => Look::Silent("no answer within 5 s".into()),
+            Err(_) => Look::Silent("no answer within 2 s".into()),
         }
     }
 
-    /// Watches the whole bucket.
-    pub async fn watch(&self) -> Result<Watch, Unreachable> {
+    /// Watches the whole bucket: every key's value first, or only changes from a sequence on.
+    pub async fn watch(&self, from: Option<u64>) -> Result<Watch, Unreachable> {
         let opened = self.opened().await?;
         let open = async {
             let store = opened.context.get_key_value(&self.name).await.map_err(|e| describe(&e))?;
-            store.watch_with_history(">").await.map_err(|e| describe(&e))
+            match from {
+                Some(sequence) => store.watch_from_revision(">", sequence).await.map_err(|e| describe(&e)),
+                None => store.watch_with_history(">").await.map_err(|e| describe(&e)),
+            }
         };
         match tokio::time::timeout(OPEN_TIMEOUT, open).await {
             Ok(Ok(stream)) => Ok(Watch { stream, generation: opened.generation }),
             Ok(Err(problem)) => Err(Unreachable(problem)),
-            Err(_) => Err(Unreachable("no answer within 5 s".into())),
+            Err(_) => Err(Unreachable("no answer within 2 s".into())),
         }
     }
 
@@ -279,7 +283,9 @@ impl Bucket {
 impl Watch {
     /// The next change. Cancel-safe: nothing is lost where the future is dropped.
     pub async fn next(&mut self) -> Watched {
-        match self.stream.next().await {
+        // The client library's watch panics where it is polled on after its client has died.
+        let next = AssertUnwindSafe(self.stream.next()).catch_unwind().await;
+        match next.unwrap_or(None) {
             Some(Ok(entry)) => Watched::Change(Change {
                 key: entry.key,
                 stored: Stored {

@@ -1,13 +1,13 @@
-//! Stored messages that break the client library: found by asking for them in JSON, where their header block is only
-//! text, and deleted. Without this one such message in a bucket would end every router that mirrors it, again and
-//! again.
+//! Stored messages that break the client library: read by asking for them in JSON, where their header block is only
+//! text. Without this one such message in a bucket would end every router that mirrors it, again and again.
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use base64::Engine as _;
+use base64::prelude::BASE64_STANDARD;
 use serde::Deserialize;
 
-use super::bucket::Bucket;
+use super::bucket::{Bucket, Change, Stored};
 use super::link::{Link, LinkOptions};
 
 /// Most stored messages that one search reads.
@@ -24,12 +24,17 @@ struct Answer {
 struct StoredMessage {
     subject: String,
     seq: u64,
+    time: String,
     #[serde(default)]
     hdrs: Option<String>,
+    #[serde(default)]
+    data: Option<String>,
 }
 
-/// Deletes the messages after sequence `after` whose header block the client library can't read. How many.
-pub async fn remove_poison(bucket: &Bucket, after: u64) -> usize {
+/// Reads on after sequence `after` without the client library's help, past what breaks it. The sound messages are
+/// returned as a watch would have told them; poison is replaced by a deletion where this user may do that, so that
+/// nobody else stumbles over it.
+pub async fn read_past_poison(bucket: &Bucket, after: u64) -> Vec<Change> {
     // A connection of its own: the one that reads the bucket is broken by what is looked for.
     let options =
         LinkOptions { name: format!("{} guard", bucket.link().options().name), ..bucket.link().options().clone() };
@@ -37,51 +42,70 @@ pub async fn remove_poison(bucket: &Bucket, after: u64) -> usize {
         Ok(link) => link,
         Err(error) => {
             tracing::warn!(%error, "cannot look for what breaks the connection");
-            return 0;
+            return Vec::new();
         }
     };
-    let mut removed = 0;
+    let own = Bucket::new(link, bucket.name());
+    let mut changes = Vec::new();
     let mut next = after + 1;
-    for _ in 0..MAX_READ {
-        let Some(message) = read(&link, bucket, next).await else { break };
+    while changes.len() < MAX_READ {
+        let Some(message) = read(&own, next).await else { break };
         next = message.seq + 1;
-        if message.hdrs.as_deref().is_some_and(is_poison) {
-            removed += 1;
+        let Some(key) = message.subject.strip_prefix(&format!("$KV.{}.", own.name())).map(str::to_owned) else {
+            continue;
+        };
+        let poison = message.hdrs.as_deref().is_some_and(is_poison);
+        if poison {
             tracing::warn!(
-                bucket = bucket.name(),
-                subject = message.subject,
+                bucket = own.name(),
+                key,
                 sequence = message.seq,
-                "a stored message has a header block that breaks the NATS client; deleting it"
+                "a stored message has a header block that breaks the NATS client; it is passed over, and deleted where that is allowed"
             );
-            delete(&link, bucket, message.seq).await;
+            let _ = own.delete_at(&key, message.seq).await;
         }
+        changes.push(message.into_change(key, poison));
     }
-    removed
+    changes
 }
 
-async fn read(link: &Link, bucket: &Bucket, from: u64) -> Option<StoredMessage> {
+impl StoredMessage {
+    fn into_change(self, key: String, poison: bool) -> Change {
+        let header = self.hdrs.and_then(|text| BASE64_STANDARD.decode(text).ok()).unwrap_or_default();
+        let deleted = poison || contains(&header, b"KV-Operation:") || contains(&header, b"Nats-Marker-Reason:");
+        let value = self.data.and_then(|text| BASE64_STANDARD.decode(text).ok()).unwrap_or_default();
+        Change {
+            key,
+            stored: Stored {
+                revision: self.seq,
+                value: (!deleted).then(|| value.into()),
+                created: humantime::parse_rfc3339(&self.time).unwrap_or_else(|_| SystemTime::now()),
+            },
+            pending: 1,
+        }
+    }
+}
+
+fn contains(text: &[u8], wanted: &[u8]) -> bool {
+    text.windows(wanted.len()).any(|window| window.eq_ignore_ascii_case(wanted))
+}
+
+async fn read(bucket: &Bucket, from: u64) -> Option<StoredMessage> {
     let ask = serde_json::json!({ "seq": from, "next_by_subj": ">" });
-    let answer = request(link, "GET", bucket, &ask).await?;
+    let answer = request(bucket, &ask).await?;
     serde_json::from_slice::<Answer>(&answer).ok()?.message
 }
 
-async fn delete(link: &Link, bucket: &Bucket, sequence: u64) {
-    let ask = serde_json::json!({ "seq": sequence, "no_erase": true });
-    if request(link, "DELETE", bucket, &ask).await.is_none() {
-        tracing::warn!(sequence, "the message could not be deleted; an operator has to");
-    }
-}
-
-async fn request(link: &Link, verb: &str, bucket: &Bucket, ask: &serde_json::Value) -> Option<bytes::Bytes> {
-    let subject = format!("$JS.API.STREAM.MSG.{verb}.{}", bucket.stream_name());
-    let (client, _) = link.client();
+async fn request(bucket: &Bucket, ask: &serde_json::Value) -> Option<bytes::Bytes> {
+    let subject = format!("$JS.API.STREAM.MSG.GET.{}", bucket.stream_name());
+    let (client, _) = bucket.link().client();
     let answer = client.request(subject, ask.to_string().into());
     Some(tokio::time::timeout(ANSWER_TIMEOUT, answer).await.ok()?.ok()?.payload)
 }
 
 /// Whether a header block, as stored in base64, is one that the client library can't read.
 fn is_poison(encoded: &str) -> bool {
-    let Ok(block) = base64::prelude::BASE64_STANDARD.decode(encoded) else { return true };
+    let Ok(block) = BASE64_STANDARD.decode(encoded) else { return true };
     let Ok(text) = std::str::from_utf8(&block) else { return true };
     let mut lines = text.split("\r\n");
     let version = lines.next().is_some_and(|line| line.starts_with("NATS/1.0"));
@@ -100,7 +124,7 @@ mod tests {
 
     #[test]
     fn poison_is_told_from_sound_headers() {
-        let block = |text: &[u8]| base64::prelude::BASE64_STANDARD.encode(text);
+        let block = |text: &[u8]| BASE64_STANDARD.encode(text);
         assert!(!is_poison(&block(b"NATS/1.0\r\nKV-Operation: DEL\r\n\r\n")));
         assert!(!is_poison(&block(b"NATS/1.0\r\nA: \r\nB:x:y\r\n\r\n")));
         assert!(is_poison(&block(b"NATS/1.0\r\nA: x\ry\r\n\r\n")));

@@ -24,6 +24,8 @@ const MAX_RECONNECT_DELAY: Duration = Duration::from_secs(2);
 const MIN_REBUILD_INTERVAL: Duration = Duration::from_millis(200);
 /// How long a round trip to the server may take.
 const BARRIER_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long the client library may take to hand on what the server has said.
+const VIOLATION_GRACE: Duration = Duration::from_millis(50);
 /// Messages that one subscription holds before the newest are dropped.
 const SUBSCRIPTION_CAPACITY: usize = 65_536;
 /// Permission violations kept for the message at start.
@@ -100,6 +102,8 @@ pub struct LinkState {
     pub connects: u64,
     /// The server said that it is about to stop.
     pub lame_duck: bool,
+    /// Generation of the last client that died, of which [`Link::rebuild`] makes a new one.
+    pub dead: Option<u64>,
 }
 
 /// A connection that can be replaced.
@@ -122,7 +126,8 @@ impl Link {
     /// Connects. Errors say what is wrong and what to do.
     pub async fn open(options: LinkOptions) -> Result<Self, ConnectError> {
         let now = Instant::now();
-        let (state, _) = watch::channel(LinkState { connected: false, since: now, connects: 0, lame_duck: false });
+        let (state, _) =
+            watch::channel(LinkState { connected: false, since: now, connects: 0, lame_duck: false, dead: None });
         let violations = Arc::new(Mutex::new(Vec::new()));
         let (client, events) = connect(&options).await?;
         let shared = Arc::new(Shared {
@@ -164,6 +169,11 @@ impl Link {
         self.shared.slow.load(Ordering::Relaxed)
     }
 
+    /// Its servers' URLs as they may be shown: without the logins in them.
+    pub fn servers(&self) -> String {
+        login::shown(&self.shared.options.urls)
+    }
+
     /// The options it was opened with.
     pub fn options(&self) -> &LinkOptions {
         &self.shared.options
@@ -200,7 +210,7 @@ impl Link {
     /// permission violations that the server has told of by then.
     pub async fn barrier(&self) -> Result<(), ConnectError> {
         let (client, _) = self.client();
-        let silent = || ConnectError::Silent(login::shown(&self.shared.options.urls));
+        let silent = || ConnectError::Silent(self.servers());
         let inbox = client.new_inbox();
         let round_trip = async {
             let mut echo = client.subscribe(inbox.clone()).await.ok()?;
@@ -208,6 +218,9 @@ impl Link {
             echo.next().await
         };
         let outcome = tokio::time::timeout(BARRIER_TIMEOUT, round_trip).await;
+        // The server told of violations before it answered, but the client library hands errors on through tasks of
+        // their own, which may run later than this one.
+        tokio::time::sleep(VIOLATION_GRACE).await;
         self.check_permissions()?;
         match outcome {
             Ok(Some(_)) => Ok(()),
@@ -245,6 +258,14 @@ impl Shared {
             state.since = Instant::now();
             state.connects += 1;
             state.lame_duck = false;
+        });
+    }
+
+    fn mark_dead(&self, generation: u64) {
+        let current = self.current.lock().expect("no code panics while it holds this lock").1;
+        self.state.send_modify(|state| {
+            state.dead = Some(generation);
+            state.connected &= current != generation;
         });
     }
 
@@ -303,6 +324,10 @@ fn follow_events(shared: &Arc<Shared>, mut events: Events, generation: u64) {
             if current == generation {
                 shared.handle(event);
             }
+        }
+        // The client lets go of its events only when its connection task has ended: it is dead.
+        if let Some(shared) = weak.upgrade() {
+            shared.mark_dead(generation);
         }
     });
 }

@@ -4,17 +4,21 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
+use tokio::time::MissedTickBehavior;
+
 use super::pinning::{local_time, read_stored};
 use super::state::Router;
 use crate::core::fleet::Registered;
 use crate::core::hash::PinKey;
 use crate::core::id::WorkerId;
 use crate::nats::bucket::{Bucket, BucketInfo, Change, Unreachable, Watched};
-use crate::nats::guard;
+use crate::nats::{LinkState, guard};
 use crate::wire::registration::Registration;
 
 /// How often the stream is asked whether it is still the same one.
 const CHECK_EVERY: Duration = Duration::from_secs(2);
+/// Checks after which a watch that is still behind is made anew; a first fill takes some.
+const MAX_TICKS_BEHIND: u32 = 15;
 /// Pause before a bucket that can't be watched is tried again.
 const RETRY_PAUSE: Duration = Duration::from_millis(500);
 /// Reconnects within [`FLAP_WINDOW`] after which a stored message is suspected of killing the connection.
@@ -38,7 +42,16 @@ pub trait Reader: Send {
 
 /// Mirrors a bucket for ever.
 pub async fn follow(router: Arc<Router>, bucket: Bucket, mut reader: impl Reader) {
-    let mut follower = Follower { created: None, seen: 0, target: u64::MAX, complete: false, flaps: Vec::new() };
+    let mut follower = Follower {
+        created: None,
+        seen: 0,
+        target: u64::MAX,
+        complete: false,
+        fresh_watch: false,
+        ticks_behind: 0,
+        connects: 0,
+        flaps: Vec::new(),
+    };
     loop {
         if let Err(error) = follower.watch_once(&router, &bucket, &mut reader).await {
             tracing::debug!(bucket = bucket.name(), %error, "cannot watch the bucket, trying on");
@@ -56,6 +69,11 @@ struct Follower {
     /// Sequence from which on the mirror is complete.
     target: u64,
     complete: bool,
+    /// Whether the watch was made after the connection last came to stand.
+    fresh_watch: bool,
+    ticks_behind: u32,
+    /// How often the connection had come to stand when it was last looked at.
+    connects: u64,
     flaps: Vec<Instant>,
 }
 
@@ -67,12 +85,15 @@ impl Follower {
         reader: &mut impl Reader,
     ) -> Result<(), Unreachable> {
         let mut state = bucket.link().state();
-        state.mark_unchanged();
+        let now = state.borrow_and_update().clone();
+        self.note_connection(router, bucket, reader, &now).await;
         self.look(router, &bucket.info().await?, reader);
-        let mut watch = bucket.watch().await?;
+        let from = (self.seen > 0).then_some(self.seen + 1);
+        let mut watch = bucket.watch(from).await?;
+        self.fresh_watch = true;
+        self.ticks_behind = 0;
         let mut check = tokio::time::interval(CHECK_EVERY);
-        check.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-        let mut connects = state.borrow().connects;
+        check.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             // Cancel-safe: a change is either returned or stays in the watch, the rest is looked at anew.
             tokio::select! {
@@ -81,28 +102,26 @@ impl Follower {
                     Watched::Interrupted(problem) => {
                         tracing::debug!(bucket = bucket.name(), problem, "the watch was interrupted");
                         reader.interrupted(router);
-                        self.set_complete(router, reader, false);
-                        self.target = u64::MAX;
+                        self.fall_behind(router, reader);
                     }
                     Watched::Dead => {
-                        self.set_complete(router, reader, false);
                         let generation = watch.generation;
                         drop(watch);
-                        self.revive(router, bucket, generation).await;
-                        reader.interrupted(router);
+                        self.revive(router, bucket, reader, generation).await;
                         return Ok(());
                     }
                 },
-                changed = state.changed() => {
+                _ = state.changed() => {
                     let now = state.borrow_and_update().clone();
-                    if changed.is_err() || !now.connected {
-                        self.set_complete(router, reader, false);
-                        self.target = u64::MAX;
-                    } else if now.connects != connects {
-                        connects = now.connects;
-                        reader.interrupted(router);
-                        self.guard_flapping(bucket).await;
-                        check.reset_immediately();
+                    if now.dead == Some(watch.generation) {
+                        let generation = watch.generation;
+                        drop(watch);
+                        self.revive(router, bucket, reader, generation).await;
+                        return Ok(());
+                    }
+                    if self.note_connection(router, bucket, reader, &now).await {
+                        // The client library would notice after ten seconds that its consumer is gone.
+                        return Ok(());
                     }
                 }
                 _ = check.tick() => {
@@ -113,9 +132,41 @@ impl Follower {
                     if self.look(router, &info, reader) {
                         return Ok(());
                     }
+                    if self.is_stuck() {
+                        self.seen = 0;
+                        return Ok(());
+                    }
                 }
             }
         }
+    }
+
+    /// The connection was lost, or came to stand again (true): the mirror may be behind until a watch has caught up.
+    async fn note_connection(
+        &mut self,
+        router: &Arc<Router>,
+        bucket: &Bucket,
+        reader: &mut impl Reader,
+        now: &LinkState,
+    ) -> bool {
+        if !now.connected {
+            self.fall_behind(router, reader);
+        } else if now.connects != self.connects {
+            let first = std::mem::replace(&mut self.connects, now.connects) == 0;
+            if !first {
+                self.fall_behind(router, reader);
+                reader.interrupted(router);
+                self.guard_flapping(router, bucket, reader).await;
+            }
+            return true;
+        }
+        false
+    }
+
+    fn fall_behind(&mut self, router: &Arc<Router>, reader: &mut impl Reader) {
+        self.target = u64::MAX;
+        self.fresh_watch = false;
+        self.set_complete(router, reader, false);
     }
 
     /// Compares with the stream as it is. True where it is another stream than the one that is mirrored.
@@ -141,9 +192,16 @@ impl Follower {
         let (revision, pending) = (change.stored.revision, change.pending);
         reader.change(router, change, self.complete);
         self.seen = self.seen.max(revision);
-        if !self.complete && (pending == 0 || self.seen >= self.target) {
+        // After a reconnect only the sequence counts: a change from before it may still be on its way.
+        if !self.complete && (self.seen >= self.target || (pending == 0 && self.fresh_watch)) {
             self.set_complete(router, reader, true);
         }
+    }
+
+    /// Whether the watch does not get to the sequence that it should: that message may be gone. A new watch tells.
+    fn is_stuck(&mut self) -> bool {
+        self.ticks_behind = if self.complete { 0 } else { self.ticks_behind + 1 };
+        self.ticks_behind > MAX_TICKS_BEHIND
     }
 
     fn set_complete(&mut self, router: &Arc<Router>, reader: &mut impl Reader, complete: bool) {
@@ -152,20 +210,28 @@ impl Follower {
     }
 
     /// The client died while it read the bucket: a message in it may be what kills it, and would do so again.
-    async fn revive(&mut self, router: &Arc<Router>, bucket: &Bucket, generation: u64) {
+    async fn revive(&mut self, router: &Arc<Router>, bucket: &Bucket, reader: &mut impl Reader, generation: u64) {
         router.metrics.rebuilt.inc();
-        guard::remove_poison(bucket, self.seen).await;
+        self.fall_behind(router, reader);
+        self.pass_poison(router, bucket, reader).await;
         bucket.link().rebuild(generation).await;
+        reader.interrupted(router);
     }
 
     /// A message that breaks the connection without killing the client is sent again after every reconnect.
-    async fn guard_flapping(&mut self, bucket: &Bucket) {
+    async fn guard_flapping(&mut self, router: &Arc<Router>, bucket: &Bucket, reader: &mut impl Reader) {
         let now = Instant::now();
         self.flaps.retain(|at| now.duration_since(*at) < FLAP_WINDOW);
         self.flaps.push(now);
         if self.flaps.len() >= FLAPS {
             self.flaps.clear();
-            guard::remove_poison(bucket, self.seen).await;
+            self.pass_poison(router, bucket, reader).await;
+        }
+    }
+
+    async fn pass_poison(&mut self, router: &Arc<Router>, bucket: &Bucket, reader: &mut impl Reader) {
+        for change in guard::read_past_poison(bucket, self.seen).await {
+            self.take(router, change, reader);
         }
     }
 }

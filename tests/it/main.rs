@@ -5,11 +5,13 @@
 mod body;
 mod cli;
 mod client;
+mod demo;
 mod golden;
 mod golden_bodies;
 mod link;
 mod schemas;
 mod sim;
+mod start_stop;
 mod support;
 mod tidy;
 mod worker;

@@ -1,7 +1,7 @@
 //! JSON, strictly by RFC 8259, told to the counter as it is read. Nesting costs a bit a level, never stack.
 
 use super::counter::{Container, Counter, Scalar};
-use super::text::{self, Text};
+use super::text::{self, Scratch, Text};
 use super::{Flaw, MAX_LEVELS};
 
 /// What to do with containers below [`MAX_LEVELS`].
@@ -30,7 +30,7 @@ struct Reader<'b> {
     bytes: &'b [u8],
     at: usize,
     /// The last string with escapes.
-    scratch: Vec<u8>,
+    scratch: Scratch,
     nesting: Nesting,
     deep: Deep,
 }
@@ -44,7 +44,7 @@ enum Next {
 
 impl<'b> Reader<'b> {
     fn new(bytes: &'b [u8], deep: Deep) -> Self {
-        Self { bytes, at: 0, scratch: Vec::new(), nesting: Nesting::default(), deep }
+        Self { bytes, at: 0, scratch: Scratch::default(), nesting: Nesting::default(), deep }
     }
 
     fn read(&mut self, counter: &mut Counter) -> Result<(), Flaw> {

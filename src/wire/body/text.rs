@@ -1,19 +1,16 @@
-//! Strings of JSON: where they end, and what they say. All of it is safe code that compilers turn into vector
-//! instructions: 32 bytes at a time where nothing special stands, 8 at a time to find what does.
+//! Strings of JSON: where they end, and what they say.
+//!
+//! A body is mostly text, so this is where its time goes. Short runs are looked at eight bytes at a time in a register,
+//! long ones by vector searches. A text that is not ASCII is checked to be UTF-8 while it is still in the cache.
+
+use memchr::memchr2;
 
 use super::Flaw;
 
-/// Bytes looked at together.
-const BLOCK: usize = 32;
-
-/// Bytes from the start of a string that stand for themselves.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Run {
-    /// How many, up to a quote, a backslash, a control character or the end.
-    len: usize,
-    /// Whether all of them are ASCII.
-    ascii: bool,
-}
+/// Words of eight bytes looked at one by one before a vector search, which takes a while to set up.
+const SHORT_RUN_WORDS: usize = 4;
+/// Room for decoded text made at least, in bytes.
+const ROOM: usize = 4096;
 
 /// A string that was read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -30,43 +27,37 @@ pub(super) fn read<'t>(
     bytes: &'t [u8],
     start: usize,
     wanted: bool,
-    scratch: &'t mut Vec<u8>,
+    scratch: &'t mut Scratch,
 ) -> Result<(Text<'t>, usize), Flaw> {
-    let run = plain_run(&bytes[start..]);
-    let mut at = start + run.len;
-    let mut ascii = run.ascii;
-    let escaped = bytes.get(at) == Some(&b'\\');
-    if escaped {
-        scratch.clear();
-        let rest = if wanted {
-            scratch.extend_from_slice(&bytes[start..at]);
-            unescape(bytes, at, scratch)?
-        } else {
-            skim(bytes, at)?
-        };
-        at += rest.len;
-        ascii &= rest.ascii;
+    let mut run = plain_run(&bytes[start..]);
+    let escaped = bytes.get(start + run.len) == Some(&b'\\');
+    if escaped && wanted {
+        scratch.begin(&bytes[start..start + run.len]);
+        run = run.and(scratch.decode(bytes, start + run.len)?);
+    } else if escaped {
+        run = run.and(skim(bytes, start + run.len)?);
     }
+    let at = start + run.len;
     match bytes.get(at) {
         Some(b'"') => {}
         Some(_) => return Err(Flaw::syntax("a control character in a string", at)),
         None => return Err(Flaw::syntax("the end inside a string", at)),
     }
-    if !ascii {
-        // Escapes are ASCII, so the raw bytes are UTF-8 where, and only where, the text is.
+    if !run.ascii {
+        // Escapes are ASCII, so the text is UTF-8 where what is written is, and nowhere else.
         check_utf8(&bytes[start..at], start)?;
     }
     let text = match (wanted, escaped) {
         (false, _) => Text::Unwanted,
         (true, false) => Text::Said(&bytes[start..at]),
-        (true, true) => Text::Said(scratch),
+        (true, true) => Text::Said(scratch.decoded()),
     };
     Ok((text, at + 1))
 }
 
 /// Checks that bytes are UTF-8; `offset` is where they stand in the body.
 pub(super) fn check_utf8(bytes: &[u8], offset: usize) -> Result<(), Flaw> {
-    match std::str::from_utf8(bytes) {
+    match simdutf8::compat::from_utf8(bytes) {
         Ok(_) => Ok(()),
         Err(error) => Err(Flaw::syntax("text that is not UTF-8", offset + error.valid_up_to())),
     }
@@ -74,35 +65,172 @@ pub(super) fn check_utf8(bytes: &[u8], offset: usize) -> Result<(), Flaw> {
 
 /// Passes over the rest of a string, from an escape to what ends it.
 fn skim(bytes: &[u8], start: usize) -> Result<Run, Flaw> {
-    let mut at = start;
-    let mut ascii = true;
-    while bytes.get(at) == Some(&b'\\') {
-        at = Escape::read(bytes, at)?.1;
-        let run = plain_run(&bytes[at..]);
-        at += run.len;
-        ascii &= run.ascii;
+    let mut all = Run::default();
+    while bytes.get(start + all.len) == Some(&b'\\') {
+        all.len = Escape::read(bytes, start + all.len)?.1 - start;
+        all = all.and(plain_run(&bytes[start + all.len..]));
     }
-    Ok(Run { len: at - start, ascii })
+    Ok(all)
 }
 
-/// Decodes the rest of a string, from an escape to what ends it.
-fn unescape(bytes: &[u8], start: usize, decoded: &mut Vec<u8>) -> Result<Run, Flaw> {
-    let mut at = start;
-    let mut ascii = true;
-    while bytes.get(at) == Some(&b'\\') {
-        let (escape, behind) = Escape::read(bytes, at)?;
-        at = behind;
-        match escape {
-            Escape::Byte(byte) => decoded.push(byte),
-            Escape::Unit(unit) => at = push_unit(unit, bytes, at, decoded)?,
-        }
-        let run = plain_run(&bytes[at..]);
-        decoded.extend_from_slice(&bytes[at..at + run.len]);
-        at += run.len;
-        ascii &= run.ascii;
-    }
-    Ok(Run { len: at - start, ascii })
+/// Bytes of a string.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Run {
+    len: usize,
+    /// False where one of them may not be ASCII.
+    ascii: bool,
 }
+
+impl Run {
+    /// This and what follows it.
+    fn and(self, next: Self) -> Self {
+        Self { len: self.len + next.len, ascii: self.ascii && next.ascii }
+    }
+}
+
+impl Default for Run {
+    fn default() -> Self {
+        Self { len: 0, ascii: true }
+    }
+}
+
+/// The decoded text of the last string with escapes. It grows to the longest one and is written over by the next.
+#[derive(Debug, Default)]
+pub(super) struct Scratch {
+    buffer: Vec<u8>,
+    filled: usize,
+}
+
+impl Scratch {
+    fn decoded(&self) -> &[u8] {
+        &self.buffer[..self.filled]
+    }
+
+    fn begin(&mut self, plain: &[u8]) {
+        self.filled = 0;
+        self.push(plain);
+    }
+
+    /// Decodes the rest of a string, from an escape to what ends it.
+    fn decode(&mut self, bytes: &[u8], start: usize) -> Result<Run, Flaw> {
+        let mut all = Run::default();
+        loop {
+            all = all.and(self.decode_words(&bytes[start + all.len..]));
+            let at = start + all.len;
+            match bytes.get(at) {
+                Some(b'\\') => {
+                    let units = self.decode_units(&bytes[at..]);
+                    let behind = if units > 0 { at + units } else { self.decode_escape(bytes, at)? };
+                    all.len = behind - start;
+                }
+                Some(b'"' | ..=0x1f) | None => return Ok(all),
+                Some(_) => {
+                    let run = plain_run(&bytes[at..]);
+                    self.push(&bytes[at..at + run.len]);
+                    all = all.and(run);
+                }
+            }
+        }
+    }
+
+    /// Copies words and decodes the escapes of two bytes among them, up to anything else. A whole word is copied
+    /// before it is known how much of it counts: what is too much is written over.
+    fn decode_words(&mut self, bytes: &[u8]) -> Run {
+        self.make_room(ROOM);
+        let mut input = bytes;
+        let mut room = &mut self.buffer[self.filled..];
+        let before = room.len();
+        let mut plain_words = 0;
+        let mut seen = 0;
+        while let (Some(bytes), Some(slot)) = (input.first_chunk(), room.first_chunk_mut()) {
+            *slot = *bytes;
+            let word = u64::from_le_bytes(*bytes);
+            seen |= word;
+            let marks = specials(word);
+            if marks == 0 {
+                (input, room) = (&input[8..], &mut room[8..]);
+                plain_words += 1;
+                if plain_words == SHORT_RUN_WORDS {
+                    break;
+                }
+                continue;
+            }
+            let place = (marks.trailing_zeros() / 8) as usize;
+            let escaped = match input.get(place..) {
+                Some([b'\\', escape, ..]) => SHORT_ESCAPES[usize::from(*escape)],
+                Some(_) | None => 0,
+            };
+            if escaped == 0 {
+                (input, room) = (&input[place..], &mut room[place..]);
+                break;
+            }
+            room[place] = escaped;
+            (input, room) = (&input[place + 2..], &mut room[place + 1..]);
+            plain_words = 0;
+        }
+        self.filled += before - room.len();
+        Run { len: bytes.len() - input.len(), ascii: is_ascii(seen) }
+    }
+
+    /// Decodes the code units, one after the other, that are characters by themselves; gives how many bytes they take.
+    fn decode_units(&mut self, bytes: &[u8]) -> usize {
+        self.make_room(ROOM);
+        let mut input = bytes;
+        let mut room = &mut self.buffer[self.filled..];
+        let before = room.len();
+        while let ([b'\\', b'u', digits @ ..], true) = (input, room.len() >= 4)
+            && let Some(unit) = digits.first_chunk().and_then(hex_unit)
+            && let Some(decoded) = char::from_u32(u32::from(unit))
+        {
+            let len = decoded.encode_utf8(room).len();
+            (input, room) = (&input[6..], &mut room[len..]);
+        }
+        self.filled += before - room.len();
+        bytes.len() - input.len()
+    }
+
+    fn decode_escape(&mut self, bytes: &[u8], at: usize) -> Result<usize, Flaw> {
+        let (escape, behind) = Escape::read(bytes, at)?;
+        match escape {
+            Escape::Byte(byte) => {
+                self.push(&[byte]);
+                Ok(behind)
+            }
+            Escape::Unit(unit) => {
+                let (decoded, behind) = Escape::scalar(unit, bytes, behind)?;
+                self.push(decoded.encode_utf8(&mut [0; 4]).as_bytes());
+                Ok(behind)
+            }
+        }
+    }
+
+    fn push(&mut self, text: &[u8]) {
+        self.make_room(text.len());
+        self.buffer[self.filled..self.filled + text.len()].copy_from_slice(text);
+        self.filled += text.len();
+    }
+
+    fn make_room(&mut self, more: usize) {
+        let needed = self.filled + more;
+        if self.buffer.len() < needed {
+            self.buffer.resize(needed.max(2 * self.buffer.len()), 0);
+        }
+    }
+}
+
+/// What the escapes of two bytes stand for, by their second byte; 0 where there is none.
+const SHORT_ESCAPES: [u8; 256] = {
+    let mut table = [0; 256];
+    table[b'"' as usize] = b'"';
+    table[b'\\' as usize] = b'\\';
+    table[b'/' as usize] = b'/';
+    table[b'b' as usize] = 0x08;
+    table[b'f' as usize] = 0x0c;
+    table[b'n' as usize] = b'\n';
+    table[b'r' as usize] = b'\r';
+    table[b't' as usize] = b'\t';
+    table
+};
 
 /// One escape sequence.
 enum Escape {
@@ -115,170 +243,173 @@ enum Escape {
 impl Escape {
     /// Reads the escape whose backslash stands at `at`; gives the place behind it.
     fn read(bytes: &[u8], at: usize) -> Result<(Self, usize), Flaw> {
-        let byte = match bytes.get(at + 1) {
-            Some(same @ (b'"' | b'\\' | b'/')) => *same,
-            Some(b'n') => b'\n',
-            Some(b't') => b'\t',
-            Some(b'r') => b'\r',
-            Some(b'b') => 0x08,
-            Some(b'f') => 0x0c,
-            Some(b'u') => {
-                let unit = bytes.get(at + 2..at + 6).and_then(hex_unit);
-                let unit = unit.ok_or(Flaw::syntax("\\u without four hex digits", at))?;
-                return Ok((Self::Unit(unit), at + 6));
-            }
-            Some(_) => return Err(Flaw::syntax("an escape that JSON does not have", at)),
-            None => return Err(Flaw::syntax("the end inside a string", at + 1)),
+        let Some(escape) = bytes.get(at + 1) else {
+            return Err(Flaw::syntax("the end inside a string", at + 1));
         };
-        Ok((Self::Byte(byte), at + 2))
+        if *escape == b'u' {
+            let unit = bytes.get(at + 2..).and_then(|digits| hex_unit(digits.first_chunk()?));
+            let unit = unit.ok_or(Flaw::syntax("\\u without four hex digits", at))?;
+            return Ok((Self::Unit(unit), at + 6));
+        }
+        match SHORT_ESCAPES[usize::from(*escape)] {
+            0 => Err(Flaw::syntax("an escape that JSON does not have", at)),
+            byte => Ok((Self::Byte(byte), at + 2)),
+        }
+    }
+
+    /// The character of a code unit and, where that is the first half of a surrogate pair, the second half, whose escape
+    /// stands at `at`. Gives the place behind. A lone surrogate is U+FFFD (protocol section 4).
+    fn scalar(unit: u16, bytes: &[u8], at: usize) -> Result<(char, usize), Flaw> {
+        if let Some(scalar) = char::from_u32(u32::from(unit)) {
+            return Ok((scalar, at));
+        }
+        if bytes.get(at..at + 2) == Some(b"\\u")
+            && let (Self::Unit(second), behind) = Self::read(bytes, at)?
+            && let Some(Ok(scalar)) = char::decode_utf16([unit, second]).next()
+        {
+            return Ok((scalar, behind));
+        }
+        // Another unit that follows is read again, on its own.
+        Ok((char::REPLACEMENT_CHARACTER, at))
     }
 }
 
-fn hex_unit(digits: &[u8]) -> Option<u16> {
-    digits.iter().try_fold(0, |unit: u16, digit| {
-        let value = char::from(*digit).to_digit(16)?;
-        Some(unit << 4 | u16::try_from(value).expect("a hex digit is below 16"))
-    })
+fn hex_unit(digits: &[u8; 4]) -> Option<u16> {
+    let values = digits.map(|digit| HEX[usize::from(digit)]);
+    // Only what is no digit sets a bit above the fourth.
+    if values.iter().fold(0, |all, value| all | value) > 0xf {
+        return None;
+    }
+    Some(values.iter().fold(0, |unit, value| unit << 4 | u16::from(*value)))
 }
 
-/// Decodes a code unit and, where it is the first half of a surrogate pair, the second; `at` is behind the unit. A lone
-/// surrogate is U+FFFD (protocol section 4).
-fn push_unit(unit: u16, bytes: &[u8], at: usize, decoded: &mut Vec<u8>) -> Result<usize, Flaw> {
-    let (decoded_char, behind) = match (char::from_u32(u32::from(unit)), unit) {
-        (Some(scalar), _) => (scalar, at),
-        (None, 0xd800..=0xdbff) if bytes.get(at..at + 2) == Some(b"\\u") => {
-            let (Escape::Unit(second), behind) = Escape::read(bytes, at)? else {
-                return Err(Flaw::syntax("\\u without four hex digits", at));
-            };
-            match char::decode_utf16([unit, second]).next() {
-                Some(Ok(scalar)) => (scalar, behind),
-                // The second unit is read again, on its own.
-                Some(Err(_)) | None => (char::REPLACEMENT_CHARACTER, at),
-            }
-        }
-        (None, _) => (char::REPLACEMENT_CHARACTER, at),
-    };
-    decoded.extend_from_slice(decoded_char.encode_utf8(&mut [0; 4]).as_bytes());
-    Ok(behind)
-}
+/// Values of hex digits, 0xff for other bytes.
+const HEX: [u8; 256] = {
+    let mut table = [0xff; 256];
+    let mut value = 0;
+    while value < 16 {
+        table[b"0123456789abcdef"[value] as usize] = value as u8;
+        table[b"0123456789ABCDEF"[value] as usize] = value as u8;
+        value += 1;
+    }
+    table
+};
 
-fn is_special(byte: u8) -> bool {
-    byte == b'"' || byte == b'\\' || byte < 0x20
-}
-
-/// Finds the first byte that doesn't stand for itself.
+/// The bytes from the start that stand for themselves: up to a quote, a backslash, a control character or the end.
 fn plain_run(bytes: &[u8]) -> Run {
-    let mut seen = [0u8; BLOCK];
-    let mut blocks = bytes.chunks_exact(BLOCK);
-    let mut len = 0;
-    for block in blocks.by_ref() {
-        let special = block.iter().fold(0u8, |hit, byte| hit | u8::from(is_special(*byte)));
-        if special != 0 {
-            break;
-        }
-        for (all, byte) in seen.iter_mut().zip(block) {
-            *all |= byte;
-        }
-        len += BLOCK;
-    }
-    let mut high = seen.iter().fold(0, |high, byte| high | byte);
-    let tail = &bytes[len..];
-    let mut words = tail.chunks_exact(8);
-    for word in words.by_ref() {
-        let word = u64::from_le_bytes(word.try_into().expect("eight bytes"));
-        match specials(word) {
-            0 => {
-                high |= fold_high(word);
-                len += 8;
-            }
-            marks => {
-                let place = marks.trailing_zeros() / 8;
-                let before = word & ((1u64 << (8 * place)) - 1);
-                return Run { len: len + place as usize, ascii: (high | fold_high(before)) < 0x80 };
-            }
+    let (words, _) = bytes.as_chunks();
+    let words = &words[..words.len().min(SHORT_RUN_WORDS)];
+    let mut seen = 0;
+    for (index, word) in words.iter().enumerate() {
+        let word = u64::from_le_bytes(*word);
+        seen |= word;
+        let marks = specials(word);
+        if marks != 0 {
+            return Run { len: 8 * index + (marks.trailing_zeros() / 8) as usize, ascii: is_ascii(seen) };
         }
     }
-    for byte in words.remainder() {
-        if is_special(*byte) {
-            break;
-        }
-        high |= byte;
-        len += 1;
-    }
-    Run { len, ascii: high < 0x80 }
+    let rest = &bytes[8 * words.len()..];
+    let found = memchr2(b'"', b'\\', rest).unwrap_or(rest.len());
+    Run { len: 8 * words.len(), ascii: is_ascii(seen) }.and(up_to_control(&rest[..found]))
+}
+
+fn up_to_control(bytes: &[u8]) -> Run {
+    // The lowest byte is found by vectors, its place is not.
+    let lowest = bytes.iter().fold(u8::MAX, |lowest, byte| lowest.min(*byte));
+    let control = if lowest < 0x20 { bytes.iter().position(|byte| *byte < 0x20) } else { None };
+    Run { len: control.unwrap_or(bytes.len()), ascii: bytes.is_ascii() }
+}
+
+fn is_ascii(word: u64) -> bool {
+    word & (ONES << 7) == 0
 }
 
 const ONES: u64 = u64::from_le_bytes([1; 8]);
-const HIGHS: u64 = ONES << 7;
 
-/// Sets the high bit of the first byte that is special; bytes behind it may be marked wrongly, since borrows go up.
+/// Sets the high bit of the first byte that is a quote, a backslash or a control character; those behind it may be
+/// marked wrongly, since borrows go up.
 fn specials(word: u64) -> u64 {
     let zero = |x: u64| x.wrapping_sub(ONES) & !x;
-    let quote = zero(word ^ (ONES * u64::from(b'"')));
-    let backslash = zero(word ^ (ONES * u64::from(b'\\')));
+    let quote = zero(word ^ (ONES * b'"' as u64));
+    let backslash = zero(word ^ (ONES * b'\\' as u64));
     let control = word.wrapping_sub(ONES * 0x20) & !word;
-    (quote | backslash | control) & HIGHS
-}
-
-/// 0x80 where a byte of the word is not ASCII, else 0.
-fn fold_high(word: u64) -> u8 {
-    if word & HIGHS == 0 { 0 } else { 0x80 }
+    (quote | backslash | control) & (ONES << 7)
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::FlawKind;
     use super::*;
 
     #[test]
     fn runs_end_at_the_first_special_byte_wherever_it_stands() {
         for len in 0..100 {
-            for end in [&b"\""[..], b"\\", b"\x1f", b"\0", b"\" \"\x00\\", b""] {
-                let plain = vec![b'x'; len];
-                let bytes = [&plain[..], end, &[0x80; 3][..end.len().min(3)]].concat();
-                assert_eq!(plain_run(&bytes), Run { len, ascii: true }, "{len} {end:?}");
-                for high in 0..len {
-                    let mut bytes = bytes.clone();
-                    bytes[high] = 0xff;
-                    assert_eq!(plain_run(&bytes), Run { len, ascii: false }, "{len} {end:?} {high}");
+            for end in [&b"\""[..], b"\\", b"\x1f", b"\0", b"\" \"\x00\\", b"\n\"\\"] {
+                for plain in [b'x', b' ', b'!', b'#', b'[', b']', 0x7f, 0x80, 0xa2, 0xdc, 0xff] {
+                    let bytes = [&vec![plain; len][..], end, &[plain; 40]].concat();
+                    assert_eq!(plain_run(&bytes).len, len, "{plain:02x} {end:02x?}");
+                    assert_eq!(plain_run(&bytes[..len]), Run { len, ascii: len == 0 || plain < 0x80 });
                 }
             }
         }
         for byte in 0..=255 {
-            let len = usize::from(!is_special(byte));
-            assert_eq!(plain_run(&[byte]).len, len);
-            assert_eq!(plain_run(&[&[byte][..], &[b'"'; 40]].concat()).len, len);
+            let special = matches!(byte, b'"' | b'\\' | ..0x20);
+            for len in [1, 8, 40, 100] {
+                assert_eq!(plain_run(&vec![byte; len]).len, if special { 0 } else { len }, "{byte:02x}");
+            }
         }
     }
 
     fn decoded(string: &str) -> Result<String, &'static str> {
         let bytes = format!("{string}\"");
-        let mut scratch = Vec::new();
-        let skimmed = read(bytes.as_bytes(), 0, false, &mut Vec::new()).map(|read| read.1);
+        let (mut scratch, mut unused) = (Scratch::default(), Scratch::default());
+        let skimmed = read(bytes.as_bytes(), 0, false, &mut unused).map(|read| read.1);
         match read(bytes.as_bytes(), 0, true, &mut scratch) {
             Ok((Text::Said(text), end)) => {
                 assert_eq!(skimmed, Ok(end));
                 Ok(String::from_utf8(text.to_vec()).expect("UTF-8"))
             }
             Ok((Text::Unwanted, _)) => panic!("it was wanted"),
-            Err(flaw) => {
-                assert_eq!(skimmed, Err(flaw));
-                match flaw.kind {
-                    super::super::FlawKind::Syntax(problem) => Err(problem),
-                    super::super::FlawKind::Twice(_) => panic!("no names here"),
-                }
+            Err(Flaw { kind: FlawKind::Syntax(problem), at }) => {
+                assert_eq!(skimmed, Err(Flaw::syntax(problem, at)));
+                Err(problem)
             }
+            Err(Flaw { kind: FlawKind::Twice(_), .. }) => panic!("no names here"),
         }
     }
 
     #[test]
     fn escapes_are_decoded() {
-        assert_eq!(decoded(r"a\n\u00e9\/é").as_deref(), Ok("a\né/é"));
-        assert_eq!(decoded(r"\ud83d\uDE00!").as_deref(), Ok("😀!"));
-        assert_eq!(decoded(r"\ud83d\ud83d\ude00\ude00").as_deref(), Ok("\u{fffd}😀\u{fffd}"));
-        assert_eq!(decoded(r"\ud83d\u0041\ud83d").as_deref(), Ok("\u{fffd}A\u{fffd}"));
-        assert_eq!(decoded(r"\ud83d\n").as_deref(), Ok("\u{fffd}\n"));
-        for bad in [r"\x", r"\u00g0", r"\u12", r"\ud83d\u12", r"\u+123", "a\nb", "a\u{0}"] {
-            assert!(decoded(bad).is_err(), "{bad}");
+        for before in ["", "1234567", "a run that is longer than four words of eight bytes: é"] {
+            for (escaped, text) in [
+                (r#"a\n\u00e9\/é\\\"\b\f\r\t"#, "a\né/é\\\"\u{8}\u{c}\r\t"),
+                (r"\ud83d\uDE00!", "😀!"),
+                (r"\ud83d\ud83d\ude00\ude00", "\u{fffd}😀\u{fffd}"),
+                (r"\ud83d\u0041\ud83d", "\u{fffd}A\u{fffd}"),
+                (r"\ud83d\n\u0000", "\u{fffd}\n\0"),
+            ] {
+                let twice = format!("{before}{escaped}{before}{escaped}");
+                assert_eq!(decoded(&twice), Ok(format!("{before}{text}{before}{text}")));
+            }
+            for bad in [r"\x", r"\u00g0", r"\u12", r"\ud83d\u12", r"\u+123", r"\ud83d\x", "a\nb", r"\na", "\0"] {
+                let string = format!("{before}{bad}");
+                let good = bad == r"\na";
+                assert_eq!(decoded(&string).is_ok(), good, "{string}");
+                assert!(decoded(&format!("{string}\u{1f}{before}")).is_err(), "{string}");
+            }
+        }
+    }
+
+    #[test]
+    fn texts_longer_than_the_room_are_decoded() {
+        for len in [ROOM - 9, ROOM - 1, ROOM, ROOM + 1, 3 * ROOM, 10 * ROOM] {
+            for piece in [r"\n", r"1234567\t", r"\u00e9", "x"] {
+                let text = piece.repeat(len / piece.len());
+                let plain = piece.replace(r"\n", "\n").replace(r"\t", "\t").replace(r"\u00e9", "é");
+                assert_eq!(decoded(&text), Ok(plain.repeat(len / piece.len())));
+                let after = format!(r"\r{text}");
+                assert_eq!(decoded(&after), Ok(format!("\r{}", plain.repeat(len / piece.len()))));
+            }
         }
     }
 }

@@ -1,5 +1,6 @@
 //! Reading bodies (protocol sections 3.2 and 4): properties against a naive implementation, and what is made to break it.
 
+mod conversations;
 mod generate;
 mod hostile;
 mod properties;

@@ -31,8 +31,6 @@ fn mutated() -> impl Strategy<Value = Vec<u8>> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(1_000))]
-
     #[test]
     fn keys_are_those_of_the_naive_implementation(body in generate::body(), seed: u64) {
         let reading = json(render(&body, &mut Choices::new(seed))).expect("valid");

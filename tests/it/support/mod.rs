@@ -1,9 +1,11 @@
 //! What the tests share: servers, processes, and waiting without guessing how long.
 
 pub mod process;
+pub mod rankpin;
 pub mod raw;
 pub mod server;
 
+pub use rankpin::RouterProcess;
 pub use raw::RawClient;
 pub use server::NatsServer;
 

@@ -25,6 +25,8 @@ pub enum Signal {
     Continue,
     /// Asks it to end.
     Terminate,
+    /// The same, as from a keyboard.
+    Interrupt,
 }
 
 impl Process {
@@ -48,6 +50,7 @@ impl Process {
             Signal::Stop => "-STOP",
             Signal::Continue => "-CONT",
             Signal::Terminate => "-TERM",
+            Signal::Interrupt => "-INT",
         };
         let status = Command::new("kill").args([name, &self.child.id().to_string()]).status();
         assert!(status.expect("every system has kill").success(), "kill {name} {} failed", self.name);
