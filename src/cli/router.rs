@@ -50,6 +50,7 @@ impl Args {
         if let Some(format) = log_format {
             self.flags.insert("log_format", format.name().to_owned());
         }
+        refuse_unknown_variables(std::env::vars_os().filter_map(|(name, _)| name.into_string().ok()))?;
         Ok(config::resolve(&self.flags, &|name| std::env::var(name).ok())?)
     }
 }
@@ -58,6 +59,23 @@ impl Args {
 pub(super) async fn run(config: RouterConfig) -> anyhow::Result<()> {
     let stop = signals::stop().context("cannot take signals")?;
     Ok(crate::router::run(config, stop).await?)
+}
+
+/// A misspelt variable would be silently without effect. Those that Kubernetes sets for a service named rankpin are none
+/// of ours.
+fn refuse_unknown_variables(names: impl Iterator<Item = String>) -> anyhow::Result<()> {
+    const OTHERS: [&str; 3] = ["RANKPIN_LOG", "RANKPIN_NATS_SERVER", "RANKPIN_CONVERSATIONS"];
+    let known = |name: &str| {
+        OTHERS.contains(&name)
+            || std::iter::once(&CONFIG).chain(SETTINGS).any(|setting| setting.variables().any(|own| own == name))
+    };
+    let kubernetes = |name: &str| name.contains("_SERVICE_") || name == "RANKPIN_PORT" || name.contains("_PORT_");
+    for name in names.filter(|name| name.starts_with("RANKPIN_")) {
+        if !known(&name) && !kubernetes(&name) {
+            anyhow::bail!("environment: {name} is no setting; `rankpin router --help` lists those that there are");
+        }
+    }
+    Ok(())
 }
 
 /// The settings that are flags of this subcommand; `--log-format` is one of every subcommand.

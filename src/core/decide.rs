@@ -131,8 +131,8 @@ pub fn decide(
     view.check_hints().map_err(NoPlacement::Refused)?;
     let decision = match pin {
         Pin::At(placement) => view.with_pin(placement, rng),
-        Pin::None => view.afresh(None, false, rng),
-        Pin::Unreachable => view.afresh(None, true, rng),
+        Pin::None => view.afresh(false, None, false, rng),
+        Pin::Unreachable => view.afresh(false, None, true, rng),
     }?;
     if decision.reason != Reason::Pinned {
         fleet.note_pick(decision.slot);
@@ -207,24 +207,24 @@ impl<'a> View<'a> {
 
     fn with_pin(&self, pin: &Placement, rng: &mut dyn Rng) -> Result<Decision, NoPlacement> {
         let Some((slot, worker)) = self.pinned_worker(pin) else {
-            return self.afresh(Some(self.why_gone(pin)), false, rng);
+            return self.afresh(true, Some(self.why_gone(pin)), false, rng);
         };
         let placement = match self.resolve_pin(pin, worker) {
             Ok(placement) => placement,
-            Err(cause) => return self.afresh(Some(cause), false, rng),
+            Err(cause) => return self.afresh(true, Some(cause), false, rng),
         };
         if let Some(against) = self.conflict(pin, worker) {
             return match self.rules.mode {
-                AffinityMode::Soft => self.afresh(None, false, rng),
+                AffinityMode::Soft => self.afresh(true, None, false, rng),
                 AffinityMode::Hard | AffinityMode::Off => Err(NoPlacement::Refused(RouteError::PinConflict(against))),
             };
         }
         if let Some(excluded) = self.ask.exclusion(&placement.worker, placement.rank) {
-            return self.afresh(Some(cause_of(excluded)), false, rng);
+            return self.afresh(true, Some(cause_of(excluded)), false, rng);
         }
         if worker.is_full(placement.rank, self.now) {
             if self.rules.mode == AffinityMode::Soft || !self.ask.named() {
-                return self.afresh(Some(Cause::Overload), false, rng);
+                return self.afresh(true, Some(Cause::Overload), false, rng);
             }
             return Err(NoPlacement::Wait(WaitFor::Placement(placement)));
         }
@@ -308,8 +308,14 @@ impl<'a> View<'a> {
         (self.ask.session.is_some() && !self.ask.named()).then_some(Cause::Derived)
     }
 
-    /// A placement by hint or policy. `moved` says why a pinned session leaves its pin.
-    fn afresh(&self, moved: Option<Cause>, unreachable: bool, rng: &mut dyn Rng) -> Result<Decision, NoPlacement> {
+    /// A placement by hint or policy. `pinned`: the session has a pin; `moved` says why it leaves it.
+    fn afresh(
+        &self,
+        pinned: bool,
+        moved: Option<Cause>,
+        unreachable: bool,
+        rng: &mut dyn Rng,
+    ) -> Result<Decision, NoPlacement> {
         let mut open = self.candidates(|worker| self.own_rank(worker));
         if open.is_empty() {
             // The rank that would be this session's is lost everywhere: the least loaded one instead.
@@ -330,7 +336,7 @@ impl<'a> View<'a> {
             slot: chosen.slot,
             reason,
             cause,
-            pin: self.pin_step(unreachable),
+            pin: self.pin_step(pinned, unreachable),
         })
     }
 
@@ -398,11 +404,13 @@ impl<'a> View<'a> {
         (reason, moved.or(retried).or(bucket).or_else(|| self.derived()))
     }
 
-    fn pin_step(&self, unreachable: bool) -> PinStep {
+    fn pin_step(&self, pinned: bool, unreachable: bool) -> PinStep {
         match (&self.ask.session, self.rules.mode) {
             (None, _) | (_, AffinityMode::Off) => PinStep::None,
             (Some(_), _) if unreachable => PinStep::None,
             (Some(session), AffinityMode::Hard) if session.origin == Origin::Named => PinStep::Claim,
+            // Soft affinity moves a pin only after the new worker has accepted; the first pin is claimed like any.
+            (Some(session), AffinityMode::Soft) if session.origin == Origin::Named && !pinned => PinStep::Claim,
             (Some(_), AffinityMode::Hard | AffinityMode::Soft) => PinStep::AfterAccept,
         }
     }

@@ -79,6 +79,12 @@ impl Mirror {
         self.put(key, revision, pin, now, true);
     }
 
+    /// This router is about to store a pin: until it has, its own next requests find it here.
+    pub fn foresee(&mut self, key: PinKey, pin: Pin, now: Instant) {
+        let revision = self.revision(key, now);
+        self.put(key, revision, Some(pin), now, true);
+    }
+
     fn put(&mut self, key: PinKey, revision: u64, pin: Option<Pin>, stored: Instant, own: bool) {
         let old = self.entries.get(&key);
         if old.is_some_and(|old| old.revision > revision || (old.revision == revision && !own)) {

@@ -2,16 +2,21 @@
 //! without saying so.
 
 use std::panic::AssertUnwindSafe;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime};
 
 use async_nats::jetstream::{self, kv, message::PublishMessage, stream};
 use bytes::Bytes;
 use futures_util::{FutureExt as _, StreamExt as _};
 
+use tokio::sync::Semaphore;
+
 use super::link::{Link, describe};
 
 /// How long a write or a read of the leader may take; beyond, the bucket is unreachable (protocol section 5).
 pub const BUCKET_TIMEOUT: Duration = Duration::from_millis(500);
+/// Most writes that wait for their answer at once: more would only wait in the server's queue, and time out there.
+const MAX_WRITES: usize = 64;
 /// How long opening a bucket or a watch may take.
 const OPEN_TIMEOUT: Duration = Duration::from_secs(2);
 
@@ -20,7 +25,8 @@ const OPEN_TIMEOUT: Duration = Duration::from_secs(2);
 pub struct Bucket {
     link: Link,
     name: String,
-    open: std::sync::Arc<std::sync::Mutex<Option<Opened>>>,
+    open: Arc<Mutex<Option<Opened>>>,
+    writes: Arc<Semaphore>,
 }
 
 #[derive(Debug, Clone)]
@@ -117,7 +123,7 @@ pub struct Watch {
 impl Bucket {
     /// A bucket of this name; nothing is asked of the server yet.
     pub fn new(link: Link, name: &str) -> Self {
-        Self { link, name: name.to_owned(), open: Default::default() }
+        Self { link, name: name.to_owned(), open: Arc::default(), writes: Arc::new(Semaphore::new(MAX_WRITES)) }
     }
 
     /// Its name.
@@ -172,6 +178,8 @@ impl Bucket {
             return Err(CasError::Unreachable("there is no connection".into()));
         }
         let opened = self.opened().await.map_err(|e| CasError::Unreachable(e.0))?;
+        // The wait for a place among the writes is no silence of the bucket: the time for its answer begins after it.
+        let _place = self.writes.acquire().await.map_err(|e| CasError::Unreachable(e.to_string()))?;
         let write = async {
             let ack = opened
                 .context

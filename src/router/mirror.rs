@@ -179,6 +179,10 @@ impl Follower {
             reader.made_anew(router);
         }
         self.created = Some(info.created);
+        if info.messages == 0 && self.complete && self.seen > 0 && info.last_sequence >= self.seen {
+            // Purged: a watch is not told.
+            reader.made_anew(router);
+        }
         if !self.complete {
             self.target = info.last_sequence;
             if info.messages == 0 || self.seen >= self.target {

@@ -283,6 +283,11 @@ impl Request {
             }
             Err(CasError::Unreachable(problem)) => {
                 self.claim = None;
+                self.contested += 1;
+                // A bucket that is only slow may have stored the value after all: its leader knows.
+                if self.router.read_pin(key).await {
+                    return Pinned::AskAgain;
+                }
                 self.router.lost_bucket(&problem);
                 if decision.pin == PinStep::Keep { Pinned::Yes } else { Pinned::AskAgain }
             }
@@ -378,12 +383,16 @@ impl Request {
         if self.router.pins.is_unreachable() {
             return;
         }
+        if let Some(pin) = read(key, &value) {
+            self.router.state().mirror.foresee(key, pin, Instant::now());
+        }
         let router = Arc::clone(&self.router);
         tokio::spawn(async move {
             match router.pins.bucket.put_at(&key.to_string(), value.clone(), expected).await {
                 Ok(revision) => router.remember(key, revision, &value, true),
                 Err(CasError::Lost) => {
                     router.metrics.claims_lost.inc();
+                    router.read_pin(key).await;
                 }
                 Err(CasError::Unreachable(problem)) => router.lost_bucket(&problem),
             }

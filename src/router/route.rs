@@ -14,7 +14,7 @@ use super::state::{Asked, Asking, Keys, Router};
 use crate::core::ask::{Ask, Excluded, Failure};
 use crate::core::decide::{Decision, NoPlacement, PinStep};
 use crate::core::error::RouteError;
-use crate::core::id::{Origin, RequestId};
+use crate::core::id::RequestId;
 use crate::core::mode::AffinityMode;
 use crate::core::session::derived::Prefixes;
 use crate::nats::{Headers, Inbound, Subject};
@@ -117,6 +117,9 @@ impl Request {
         loop {
             if self.cancelled {
                 return Err(RouteError::Cancelled);
+            }
+            if let Some((_, ms)) = self.deadline.filter(|(at, _)| Instant::now() >= *at) {
+                return Err(RouteError::Deadline(ms));
             }
             if Instant::now() >= self.accept_until {
                 return Err(self.timed_out());
@@ -349,10 +352,9 @@ impl Request {
         }
     }
 
-    /// Whether the session is named and the mode hard: its pin is made before the dispatch.
+    /// Whether the session is named: its first pin is made before the dispatch.
     pub(super) fn claims(&self) -> bool {
-        self.router.rules.mode == AffinityMode::Hard
-            && self.ask.session.as_ref().is_some_and(|s| s.origin == Origin::Named)
+        self.router.rules.mode != AffinityMode::Off && self.ask.named()
     }
 }
 

@@ -14,7 +14,7 @@ use super::{http, inbox, intake, mirror, ticks};
 use crate::config::{Listen, RouterConfig};
 use crate::core::id::WorkerId;
 use crate::core::mode::{AffinityMode, Provision};
-use crate::nats::bucket::{Bucket, BucketInfo, Look};
+use crate::nats::bucket::{Bucket, BucketInfo, CasError, Look};
 use crate::nats::{ConnectError, Headers, Link, LinkOptions};
 use crate::wire::header;
 use crate::wire::subject::Subjects;
@@ -113,6 +113,9 @@ async fn start(config: RouterConfig) -> Result<Running, RouterError> {
         tasks.spawn(http::serve(Arc::clone(&router), listener));
     }
     check_permissions(&router).await?;
+    if router.config.affinity != AffinityMode::Off {
+        check_pinning(&pins).await?;
+    }
     let events = inbox::subscribe(&router).await?;
     tasks.spawn(inbox::read(Arc::clone(&router), events));
     let control = intake::subscribe_control(&router).await?;
@@ -230,6 +233,19 @@ async fn check_permissions(router: &Router) -> Result<(), RouterError> {
         router.send(subject.into(), None, Headers::new(), bytes::Bytes::new()).await;
     }
     Ok(router.dispatch.barrier().await?)
+}
+
+/// Tries a write of a pin that can't succeed: where it is refused for its revision, the router may write pins.
+async fn check_pinning(pins: &Bucket) -> Result<(), RouterError> {
+    const NO_KEY: &str = "permission-check";
+    const NO_REVISION: u64 = 1 << 62;
+    match pins.put_at(NO_KEY, bytes::Bytes::new(), NO_REVISION).await {
+        Ok(_) | Err(CasError::Lost) => Ok(()),
+        Err(CasError::Unreachable(problem)) => {
+            pins.link().check_permissions()?;
+            Err(RouterError::Bucket { bucket: pins.name().to_owned(), verb: "written", problem })
+        }
+    }
 }
 
 /// Waits until both mirrors have everything.
