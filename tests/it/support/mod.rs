@@ -1,11 +1,17 @@
 //! What the tests share: servers, processes, and waiting without guessing how long.
 
+pub mod cluster;
+pub mod frontend;
 pub mod process;
 pub mod raw;
 pub mod server;
+pub mod worker;
 
+pub use cluster::Cluster;
+pub use frontend::Ask;
 pub use raw::RawClient;
 pub use server::NatsServer;
+pub use worker::{Behaviour, Worker};
 
 use std::time::{Duration, Instant};
 
