@@ -19,6 +19,8 @@ use serde_json::{Value, json};
 const MESSAGES: usize = 500;
 /// Bytes of the large body.
 const LARGE: usize = 3_200_000;
+/// Bodies measured: messages, and bytes in JSON.
+const SIZES: [(usize, usize); 4] = [(4, 2 << 10), (20, 64 << 10), (80, 512 << 10), (MESSAGES, LARGE)];
 
 /// What the texts of a body are made of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -127,23 +129,28 @@ fn ours(body: &[u8], encoding: Encoding, model: &Model) -> u64 {
     reading.prefixes(model).expect("a conversation").full()
 }
 
-/// The fastest of many runs of each, taken in turn so that noise hits all alike.
-fn fastest<const N: usize>(mut runs: [Box<dyn FnMut() + '_>; N]) -> [Duration; N] {
+/// Time of one call: the fastest of many runs of each, taken in turn so that noise hits all alike.
+fn fastest<const N: usize>(calls: u32, mut runs: [Box<dyn FnMut() + '_>; N]) -> [Duration; N] {
     let mut best = [Duration::MAX; N];
-    for _ in 0..200 {
+    for _ in 0..100 {
         for (run, best) in runs.iter_mut().zip(&mut best) {
             let start = Instant::now();
-            run();
-            *best = start.elapsed().min(*best);
+            for _ in 0..calls {
+                run();
+            }
+            *best = (start.elapsed() / calls).min(*best);
         }
     }
     best
 }
 
-fn ratios(model: &Model) {
-    for kind in KINDS {
-        let bytes = kind.json(&body(kind, MESSAGES, LARGE));
-        let [a, b, c] = fastest([
+fn ratios(kind: Kind, messages: usize, size: usize, model: &Model) {
+    let value = body(kind, messages, size);
+    let (bytes, packed) = (kind.json(&value), rmp_serde::to_vec(&value).expect("MessagePack"));
+    let calls = u32::try_from(LARGE / size).expect("few").min(500);
+    let [a, b, c, c_packed] = fastest(
+        calls,
+        [
             Box::new(|| ignored(&bytes)),
             Box::new(|| {
                 black_box(straightforward(&bytes));
@@ -151,24 +158,32 @@ fn ratios(model: &Model) {
             Box::new(|| {
                 black_box(ours(&bytes, Encoding::Json, model));
             }),
-        ]);
-        let times = |other: Duration| c.as_secs_f64() / other.as_secs_f64();
-        println!(
-            "{:8} {} bytes: (a) {a:?} (b) {b:?} (c) {c:?}: {:.2} x (a), {:.2} x (b)",
-            kind.name(),
-            bytes.len(),
-            times(a),
-            times(b)
-        );
-    }
+            Box::new(|| {
+                black_box(ours(&packed, Encoding::MessagePack, model));
+            }),
+        ],
+    );
+    println!(
+        "{:8} {:7} bytes: (a) {a:9.2?} (b) {b:9.2?} (c) {c:9.2?} = {:.2} x (a) = {:.2} x (b), {:.1} GB/s; MessagePack {:.1} GB/s",
+        kind.name(),
+        bytes.len(),
+        c.div_duration_f64(a),
+        c.div_duration_f64(b),
+        bytes.len() as f64 / c.as_secs_f64() / 1e9,
+        packed.len() as f64 / c_packed.as_secs_f64() / 1e9,
+    );
 }
 
 fn bodies(criterion: &mut Criterion) {
     let model = Model::new("meta-llama/Llama-3.1-8B").expect("a model's name");
-    ratios(&model);
+    for kind in KINDS {
+        for (messages, bytes) in SIZES {
+            ratios(kind, messages, bytes, &model);
+        }
+    }
     for kind in KINDS {
         let mut group = criterion.benchmark_group(kind.name());
-        for (messages, bytes) in [(4, 2 << 10), (20, 64 << 10), (80, 512 << 10), (MESSAGES, LARGE)] {
+        for (messages, bytes) in SIZES {
             let value = body(kind, messages, bytes);
             let json = kind.json(&value);
             let packed = rmp_serde::to_vec(&value).expect("MessagePack");

@@ -103,6 +103,7 @@ mod tests {
     use clap::Args as _;
 
     use super::*;
+    use crate::config::Listen;
 
     fn parse(words: &[&str]) -> Args {
         let command = Args::augment_args(Command::new("router"));
@@ -116,7 +117,7 @@ mod tests {
         let expected = [("listen", "off"), ("pin_ttl", "2h"), ("untrusted_frontends", "true")];
         assert!(args.flags.iter().map(|(key, text)| (*key, text.as_str())).eq(expected));
         let config = config::resolve(&args.flags, &|_| None).expect("valid");
-        assert_eq!((config.pin_ttl.as_secs(), config.listen), (7200, None));
+        assert_eq!((config.pin_ttl.as_secs(), config.listen), (7200, Listen::Off));
         assert_eq!(parse(&["--untrusted-frontends=false"]).flags["untrusted_frontends"], "false");
     }
 }

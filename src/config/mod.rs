@@ -45,14 +45,25 @@ pub struct RouterConfig {
     pub reply_prefixes: Vec<String>,
     /// How long a stopping router waits for its requests to end.
     pub drain_timeout: Duration,
-    /// Where health and metrics are served over HTTP, if they are.
-    pub listen: Option<SocketAddr>,
+    /// Where health and metrics are served over HTTP.
+    pub listen: Listen,
     /// How log lines are written.
     pub log_format: LogFormat,
     /// Which requests' own word on tenant and priority counts.
     pub frontends: FrontendTrust,
     /// Workers that can't register themselves.
     pub workers: Vec<WorkerSpec>,
+}
+
+/// Where health and metrics are served over HTTP.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Listen {
+    /// Nowhere.
+    Off,
+    /// There; it is an error where that can't be.
+    At(SocketAddr),
+    /// There by default; a second router on the same machine finds the port taken, and does without.
+    IfFree(SocketAddr),
 }
 
 /// Values given on the command line, by key.
@@ -194,12 +205,13 @@ fn nats_url(given: Given) -> Result<String, ConfigError> {
     Ok(given.text)
 }
 
-fn listen(given: &Given) -> Result<Option<SocketAddr>, ConfigError> {
+fn listen(given: &Given) -> Result<Listen, ConfigError> {
     if given.text == "off" {
-        return Ok(None);
+        return Ok(Listen::Off);
     }
+    let listen = if given.origin == Origin::Default { Listen::IfFree } else { Listen::At };
     let allowed = || "allowed are an IP address with a port, such as 0.0.0.0:9464 or [::1]:9464, and off".to_owned();
-    given.text.parse().map(Some).map_err(|_| given.refuse(allowed()))
+    given.text.parse().map(listen).map_err(|_| given.refuse(allowed()))
 }
 
 fn reply_prefixes(given: &Given, namespace: &Namespace) -> Result<Vec<String>, ConfigError> {

@@ -109,7 +109,8 @@ pub(super) static LISTEN: Setting = Setting::new(
     "listen",
     "ADDRESS|off",
     "127.0.0.1:9464",
-    "Where /healthz, /readyz and /metrics are served over HTTP; port 0 is any free port",
+    "Where /healthz, /readyz and /metrics are served over HTTP; port 0 is any free port. The default is left out, with a \
+     warning, where another process has it",
 );
 pub(super) static LOG_FORMAT: Setting =
     Setting::new("log_format", "text|json", "text", "How log lines are written to stderr");

@@ -36,7 +36,7 @@ fn defaults() {
         provision: Provision::Auto,
         reply_prefixes: vec!["_INBOX.".into(), "_INBOX_".into()],
         drain_timeout: Duration::from_secs(30),
-        listen: Some(([127, 0, 0, 1], 9464).into()),
+        listen: Listen::IfFree(([127, 0, 0, 1], 9464).into()),
         log_format: LogFormat::Text,
         frontends: FrontendTrust::Everywhere,
         workers: vec![],

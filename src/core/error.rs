@@ -96,6 +96,14 @@ impl RouteError {
     /// Code word (protocol section 6.1).
     pub fn code(&self) -> &str {
         match self {
+            Self::Relayed { code, .. } => code,
+            own => own.own_code().expect("only a relayed error has a code of somebody else"),
+        }
+    }
+
+    /// The code word, unless it is a worker's: a bounded set.
+    pub fn own_code(&self) -> Option<&'static str> {
+        Some(match self {
             Self::InvalidRequest(_) => "invalid_request",
             Self::InvalidSessionId(_) => "invalid_session_id",
             Self::RankOutOfRange(_) => "rank_out_of_range",
@@ -111,8 +119,8 @@ impl RouteError {
             Self::ShuttingDown => "shutting_down",
             Self::AcceptTimeout(_) => "accept_timeout",
             Self::Deadline(_) => "deadline",
-            Self::Relayed { code, .. } => code,
-        }
+            Self::Relayed { .. } => return None,
+        })
     }
 
     /// Seconds after which a frontend may try again; 429 and 503 carry it.

@@ -18,13 +18,14 @@ pub use report::{round_table, summary_table};
 use self::cluster::Cluster;
 use self::player::{Board, Pace};
 use self::verdict::{Fault, Track};
-use crate::client::ClientError;
 use crate::core::id::WorkerId;
 use crate::local::{LocalError, NatsServer};
 use crate::nats::ConnectError;
 
-/// Share of the requests that are answered before a worker is killed.
+/// Share of the requests that are over before a worker is killed, as soon as it is in the middle of an answer.
 const KILL_AFTER: f64 = 0.5;
+/// Share of the requests after which it is killed even if it has nothing to do.
+const KILL_AT_LAST: f64 = 0.75;
 /// How often it is looked whether it is time for that. Answers are short, and the worker is to be killed within one.
 const KILL_LOOK: Duration = Duration::from_millis(2);
 
@@ -103,9 +104,6 @@ pub enum DemoError {
     /// A frontend has no connection.
     #[error(transparent)]
     Connect(#[from] ConnectError),
-    /// A frontend can't send.
-    #[error("a frontend cannot send: {0}")]
-    Client(#[from] ClientError),
 }
 
 /// The server of a demo, and its directory.
@@ -140,13 +138,17 @@ impl Stage {
             None => playing.await,
             Some(victim) => {
                 let killing = async {
-                    while !board.time_to_kill(KILL_AFTER, victim) {
+                    let is_time = || {
+                        let share = board.share_over();
+                        (share >= KILL_AFTER && board.is_answering(victim)) || share >= KILL_AT_LAST
+                    };
+                    while !is_time() {
                         tokio::time::sleep(KILL_LOOK).await;
                     }
                     cluster.workers[0].process.kill();
                     tell(Event::Killed(victim.clone()));
                 };
-                // Should the time never come, all requests are over, and that ends the round as well.
+                // Whatever happens to the worker, the round ends with the last answer.
                 tokio::pin!(playing, killing);
                 tokio::select! {
                     tracks = &mut playing => tracks,

@@ -55,11 +55,15 @@ impl<'t> Board<'t> {
         Self { tell, requests, over: Cell::new(0), answering: RefCell::default() }
     }
 
-    /// Whether this share of the requests is over and the worker is in the middle of an answer.
+    /// Share of the requests that are over, 0 to 1.
     #[expect(clippy::cast_precision_loss, reason = "nobody plays 2^52 requests")]
-    pub fn time_to_kill(&self, share: f64, worker: &WorkerId) -> bool {
-        self.over.get() as f64 >= self.requests as f64 * share
-            && self.answering.borrow().get(worker).is_some_and(|count| *count > 0)
+    pub fn share_over(&self) -> f64 {
+        self.over.get() as f64 / self.requests as f64
+    }
+
+    /// Whether a worker is in the middle of an answer.
+    pub fn is_answering(&self, worker: &WorkerId) -> bool {
+        self.answering.borrow().get(worker).is_some_and(|count| *count > 0)
     }
 
     fn one_is_over(&self) {

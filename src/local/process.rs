@@ -1,6 +1,7 @@
 //! Child processes that never outlive their owner.
 
 use std::fs::File;
+use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 
@@ -23,7 +24,9 @@ impl Process {
         let log = dir.join(format!("{name}.log"));
         let output = File::create(&log)?;
         command.stdin(Stdio::null()).stdout(output.try_clone()?).stderr(output);
-        apart(&mut command);
+        // A key that stops the owner in a terminal reaches its whole process group; the children end by the owner's
+        // hand instead, in order.
+        command.process_group(0);
         let child = command.spawn().map_err(|source| LocalError::Start { name: name.to_owned(), source })?;
         Ok(Self { name: name.to_owned(), child, log })
     }
@@ -65,17 +68,6 @@ impl Drop for Process {
     }
 }
 
-/// A key that stops the owner in a terminal reaches its whole process group; the children end by the owner's hand
-/// instead, in order.
-#[cfg(unix)]
-fn apart(command: &mut Command) {
-    use std::os::unix::process::CommandExt as _;
-    command.process_group(0);
-}
-
-#[cfg(not(unix))]
-fn apart(_command: &mut Command) {}
-
 /// This very program with other arguments. Settings of the environment do not reach it, except what is logged: they
 /// are meant for whoever runs the owner.
 pub fn ourselves() -> Result<Command, LocalError> {
@@ -90,7 +82,7 @@ pub fn ourselves() -> Result<Command, LocalError> {
     Ok(command)
 }
 
-#[cfg(all(test, unix))]
+#[cfg(test)]
 mod tests {
     use super::*;
 

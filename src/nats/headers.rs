@@ -26,6 +26,11 @@ impl Headers {
         crate::wire::header::find(self.iter(), name)
     }
 
+    /// The first non-blank values of several headers, in one pass.
+    pub fn find_all<const N: usize>(&self, names: [&str; N]) -> [Option<&str>; N] {
+        crate::wire::header::find_all(self.iter(), names)
+    }
+
     /// Sets one of our own headers. Line ends in the value become spaces: it can never forge another header.
     pub fn set(&mut self, name: &'static str, value: &str) {
         self.put(HeaderName::from_static(name), value);

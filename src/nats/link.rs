@@ -24,6 +24,8 @@ const MAX_RECONNECT_DELAY: Duration = Duration::from_secs(2);
 const MIN_REBUILD_INTERVAL: Duration = Duration::from_millis(200);
 /// How long a round trip to the server may take.
 const BARRIER_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long the client library may take to hand on what the server has said.
+const VIOLATION_GRACE: Duration = Duration::from_millis(50);
 /// Messages that one subscription holds before the newest are dropped.
 const SUBSCRIPTION_CAPACITY: usize = 65_536;
 /// Permission violations kept for the message at start.
@@ -159,12 +161,17 @@ impl Link {
 
     /// The server's limit on headers and payload together, in bytes.
     pub fn max_payload(&self) -> usize {
-        self.client().0.max_payload()
+        self.shared.current.lock().expect("no code panics while it holds this lock").0.max_payload()
     }
 
     /// Messages dropped because a subscription was full, as far as the client tells.
     pub fn slow_consumer_events(&self) -> u64 {
         self.shared.slow.load(Ordering::Relaxed)
+    }
+
+    /// Its servers' URLs as they may be shown: without the logins in them.
+    pub fn servers(&self) -> String {
+        login::shown(&self.shared.options.urls)
     }
 
     /// The options it was opened with.
@@ -203,7 +210,7 @@ impl Link {
     /// permission violations that the server has told of by then.
     pub async fn barrier(&self) -> Result<(), ConnectError> {
         let (client, _) = self.client();
-        let silent = || ConnectError::Silent(login::shown(&self.shared.options.urls));
+        let silent = || ConnectError::Silent(self.servers());
         let inbox = client.new_inbox();
         let round_trip = async {
             let mut echo = client.subscribe(inbox.clone()).await.ok()?;
@@ -211,6 +218,9 @@ impl Link {
             echo.next().await
         };
         let outcome = tokio::time::timeout(BARRIER_TIMEOUT, round_trip).await;
+        // The server told of violations before it answered, but the client library hands errors on through tasks of
+        // their own, which may run later than this one.
+        tokio::time::sleep(VIOLATION_GRACE).await;
         self.check_permissions()?;
         match outcome {
             Ok(Some(_)) => Ok(()),

@@ -28,7 +28,7 @@ const MAX_HINT_SHOWN: usize = 80;
 pub fn admit(router: &Arc<Router>, message: Inbound) -> Result<Option<Request>, Refused> {
     let now = Instant::now();
     if let Some(reply) = &message.reply
-        && !router.config.reply_prefixes.iter().any(|prefix| reply.starts_with(prefix.as_str()))
+        && !router.may_reply_to(reply)
     {
         router.metrics.dropped_reply.inc();
         return Ok(None);
@@ -43,6 +43,16 @@ pub fn admit(router: &Arc<Router>, message: Inbound) -> Result<Option<Request>, 
     match checked {
         Ok(checked) => take(router, message, id, checked, now).map(Some),
         Err(error) => Err(refuse(id, &message, error)),
+    }
+}
+
+impl Router {
+    /// Whether a frontend may have replies there: under an allowed prefix, no wildcards, and not a router's own inbox,
+    /// where replies would pass for events.
+    fn may_reply_to(&self, reply: &str) -> bool {
+        self.config.reply_prefixes.iter().any(|prefix| reply.starts_with(prefix.as_str()))
+            && !reply.contains(['*', '>'])
+            && !reply.starts_with(&self.inbox_prefix)
     }
 }
 

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 
-use super::route::{Request, plain_reply};
+use super::route::{Request, note, plain_reply};
 use super::state::{Router, unix_ms};
 use crate::core::decide::Decision;
 use crate::core::error::RouteError;
@@ -21,7 +21,9 @@ const SEND_TIMEOUT: Duration = Duration::from_secs(2);
 impl Request {
     /// Sends the request to its placement. Returns until when the worker may take to accept it.
     pub(super) async fn dispatch(&mut self, decision: &Decision) -> Result<Instant, RouteError> {
-        self.wait_for_connection().await?;
+        if !self.router.dispatch.is_connected() {
+            Box::pin(self.wait_for_connection()).await?;
+        }
         let now = Instant::now();
         let (subject, until) = {
             let mut state = self.router.state();
@@ -53,9 +55,7 @@ impl Request {
             tokio::select! {
                 _ = state.changed() => {}
                 mail = self.next_mail(until) => match mail? {
-                    Some(super::live::Mail::Cancelled) => return Err(RouteError::Cancelled),
-                    Some(super::live::Mail::ShuttingDown) => return Err(RouteError::ShuttingDown),
-                    Some(_) => {}
+                    Some(mail) => note(&mail)?,
                     None => return Err(RouteError::AcceptTimeout("the router has no connection to NATS".into())),
                 },
             }

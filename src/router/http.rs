@@ -1,6 +1,5 @@
 //! Health and metrics over HTTP.
 
-use std::net::SocketAddr;
 use std::sync::Arc;
 
 use axum::Router as Routes;
@@ -11,11 +10,6 @@ use axum::routing::get;
 use tokio::net::TcpListener;
 
 use super::state::Router;
-
-/// Listens; an address in use is an error at start.
-pub async fn bind(address: SocketAddr) -> std::io::Result<TcpListener> {
-    TcpListener::bind(address).await
-}
 
 /// Serves for ever.
 pub async fn serve(router: Arc<Router>, listener: TcpListener) {

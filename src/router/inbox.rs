@@ -112,12 +112,12 @@ impl Router {
             }
             Some(Ok(Event::Rejected(rejection))) => {
                 if live.first(Once::Rejected) {
-                    live.send(Mail::Rejected(rejection));
+                    live.send(Mail::Rejected(Box::new(rejection)));
                 }
             }
             Some(Ok(Event::Finished(finished))) => {
                 if live.first(Once::Ended) {
-                    live.send(Mail::Finished(finished));
+                    live.send(Mail::Finished(Box::new(finished)));
                 }
             }
             Some(Err(EventError::NoEvent)) if at.as_ref().is_some_and(|at| at.plain) => {

@@ -20,21 +20,21 @@ pub const MAX_LIVE_BYTES: usize = 1 << 30;
 /// Given-up attempts remembered, to cancel them again where their worker accepts late.
 const MAX_GIVEN_UP: usize = 4_096;
 
-/// Something that happened to a request.
+/// Something that happened to a request. It is small, since a mailbox makes room for many at once.
 #[derive(Debug)]
 pub enum Mail {
     /// It was in the queue and can't be placed as things stand now: it has to ask again to hear why.
     AskAgain,
     /// Room appeared: it is placed, and counted there; with the revision of the pin that it was decided by.
-    Granted(Decision, u64),
+    Granted(Box<(Decision, u64)>),
     /// Nobody listens where it was sent.
     NoResponders,
     /// The worker took it.
     Accepted,
     /// The worker does not take it.
-    Rejected(Rejection),
+    Rejected(Box<Rejection>),
     /// The worker is done.
-    Finished(Finished),
+    Finished(Box<Finished>),
     /// A plain responder's whole answer.
     Answer(Box<Inbound>),
     /// The worker is lost.

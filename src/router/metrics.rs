@@ -21,7 +21,7 @@ const WARN_EVERY: Duration = Duration::from_secs(10);
 /// One label: what ended a request.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct OutcomeLabel {
-    outcome: String,
+    outcome: &'static str,
 }
 
 /// Why a request went where it went.
@@ -160,7 +160,7 @@ impl Metrics {
             Outcome::Error => "error",
             Outcome::Cancelled => "cancelled",
         };
-        self.outcomes.get_or_create(&OutcomeLabel { outcome: outcome.to_owned() }).inc();
+        self.outcomes.get_or_create(&OutcomeLabel { outcome }).inc();
     }
 
     /// What the worker says of its cache.
@@ -172,11 +172,8 @@ impl Metrics {
     /// A request has ended in an error of the router.
     pub fn failed(&self, error: &RouteError) {
         // A worker's own code words are not bounded.
-        let outcome = match error {
-            RouteError::Relayed { .. } => "refused_by_worker",
-            other => other.code(),
-        };
-        self.outcomes.get_or_create(&OutcomeLabel { outcome: outcome.to_owned() }).inc();
+        let outcome = error.own_code().unwrap_or("refused_by_worker");
+        self.outcomes.get_or_create(&OutcomeLabel { outcome }).inc();
     }
 
     /// A request was placed.

@@ -10,7 +10,7 @@ use tokio::sync::watch;
 
 use super::admit::derived_pin_key;
 use super::route::Request;
-use super::state::{Keys, Router, find_pin, is_claim};
+use super::state::{Keys, Router, find_pin};
 use crate::core::decide::{Decision, PinStep};
 use crate::core::hash::PinKey;
 use crate::core::id::Placement;
@@ -179,17 +179,24 @@ impl Request {
         self.router.pins.is_unreachable() || self.contested >= MAX_CONTESTED
     }
 
-    /// While the mirror may be behind, a named session's pin is read from the leader: once.
-    pub(super) async fn recheck_pin(&mut self) {
+    /// Whether the bucket has to be asked before the mirror is believed: once, while the mirror may be behind, and for a
+    /// derived session whose opening another router may just have pinned.
+    pub(super) fn has_to_recheck_pin(&mut self) -> bool {
         if std::mem::replace(&mut self.rechecked, true) || self.router.pins.is_unreachable() {
-            return;
+            return false;
         }
         match &self.keys {
+            Keys::None => false,
+            Keys::Named(_) => !self.router.state().mirror_fresh,
+            Keys::Derived(_) => self.prefixes.as_ref().is_some_and(Prefixes::has_assistant),
+        }
+    }
+
+    pub(super) async fn recheck_pin(&mut self) {
+        match self.keys {
             Keys::None => {}
             Keys::Named(key) => {
-                if !self.router.state().mirror_fresh {
-                    self.router.read_pin(*key).await;
-                }
+                self.router.read_pin(key).await;
             }
             Keys::Derived(_) => self.read_opening().await,
         }
@@ -207,17 +214,34 @@ impl Request {
         }
     }
 
-    /// Makes or confirms the pin before the dispatch, where that is due.
-    pub(super) async fn pin_before_dispatch(&mut self, decision: &Decision, revision: u64) -> Pinned {
+    /// What has to be put before the dispatch: a claim, or once per key the value that another router has put lately.
+    pub(super) fn value_before_dispatch(&self, decision: &Decision) -> Option<Bytes> {
+        let key = self.keys.named().filter(|_| self.claims())?;
+        match decision.pin {
+            PinStep::Claim | PinStep::Complete => Some(self.value(&decision.placement)),
+            PinStep::AfterAccept => None,
+            PinStep::None => {
+                self.owe_pin(key, decision);
+                None
+            }
+            PinStep::Keep => {
+                let now = Instant::now();
+                let state = self.router.state();
+                let entry = state.mirror.get(key, now)?;
+                let young = now.saturating_duration_since(entry.stored) < self.claim_window();
+                let pin = entry.pin.as_ref()?;
+                (!entry.ours && young).then(|| self.value(&pin.placement))
+            }
+        }
+    }
+
+    fn claim_window(&self) -> Duration {
+        CLAIM_WINDOW.max(self.router.config.request_timeout)
+    }
+
+    /// Makes or confirms the pin before the dispatch, while no other request of this router may.
+    pub(super) async fn pin_before_dispatch(&mut self, decision: &Decision, value: Bytes, revision: u64) -> Pinned {
         let Keys::Named(key) = self.keys else { return Pinned::Yes };
-        if !self.claims() {
-            return Pinned::Yes;
-        }
-        if decision.pin == PinStep::None {
-            self.owe_pin(key, decision);
-            return Pinned::Yes;
-        }
-        let Some(value) = self.value_before_dispatch(key, decision) else { return Pinned::Yes };
         if self.claim.is_none() {
             match self.router.claim(key) {
                 Some(claim) => self.claim = Some(claim),
@@ -231,20 +255,6 @@ impl Request {
         }
         let expected = self.claimed.map_or(revision, |claimed| claimed.revision);
         self.put_before_dispatch(key, decision, value, expected).await
-    }
-
-    /// What has to be put before the dispatch: a claim, or once per key the value that another router has put lately.
-    fn value_before_dispatch(&self, key: PinKey, decision: &Decision) -> Option<Bytes> {
-        if is_claim(decision.pin) {
-            return Some(self.value(&decision.placement));
-        }
-        let now = Instant::now();
-        let state = self.router.state();
-        let entry = state.mirror.get(key, now)?;
-        let window = CLAIM_WINDOW.max(self.router.config.request_timeout);
-        let young = now.saturating_duration_since(entry.stored) < window;
-        let pin = entry.pin.as_ref()?;
-        (!entry.ours && young).then(|| self.value(&pin.placement))
     }
 
     async fn put_before_dispatch(&mut self, key: PinKey, decision: &Decision, value: Bytes, expected: u64) -> Pinned {
@@ -296,7 +306,7 @@ impl Request {
 
     /// The bucket is unreachable: the placement, which every router finds by the same hash, is kept in mind and pinned
     /// once the bucket is back.
-    fn owe_pin(&mut self, key: PinKey, decision: &Decision) {
+    fn owe_pin(&self, key: PinKey, decision: &Decision) {
         let value = self.value(&decision.placement);
         let known = self.router.state().mirror.get(key, Instant::now()).is_some();
         if !known && self.router.pins.is_unreachable() {
@@ -332,7 +342,7 @@ impl Request {
 
     /// A failed request takes back the pin that it made.
     pub(super) async fn give_back_pin(&mut self) {
-        let window = CLAIM_WINDOW.max(self.router.config.request_timeout);
+        let window = self.claim_window();
         let Some(claimed) = self.claimed.take().filter(|claimed| !claimed.settled && claimed.since.elapsed() < window)
         else {
             return;

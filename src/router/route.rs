@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use tokio::sync::mpsc::UnboundedReceiver;
+use tokio::sync::watch;
 
 use super::derived::Continued;
 use super::live::{Mail, Seq};
@@ -76,10 +77,8 @@ pub async fn serve(mut request: Request) {
     let outcome = request.run().await;
     match outcome {
         Ok(finished) => request.router.metrics.finished(&finished),
-        Err(error) => {
-            request.give_back_pin().await;
-            request.router.answer(&request.id, request.reply.as_ref(), &error).await;
-        }
+        // What happens rarely is boxed here and below: each request's future stays small.
+        Err(error) => Box::pin(request.fail(&error)).await,
     }
 }
 
@@ -99,11 +98,16 @@ impl Request {
                     self.settle(&decision);
                     return Ok(Finished::outcome(Outcome::Ok));
                 }
-                Attempted::Failed(failure) => self.learn(&decision, failure).await?,
-                Attempted::Refused(rejection) => self.learn_refusal(&decision, rejection).await?,
+                Attempted::Failed(failure) => Box::pin(self.learn(&decision, failure)).await?,
+                Attempted::Refused(rejection) => return Err(relayed(rejection)),
             }
         }
         Err(self.last_failure.take().unwrap_or_else(|| RouteError::NoWorker("every attempt failed".into())))
+    }
+
+    async fn fail(&mut self, error: &RouteError) {
+        self.give_back_pin().await;
+        self.router.answer(&self.id, self.reply.as_ref(), error).await;
     }
 
     /// Finds a placement, and makes its pin where one is made before the dispatch. The request is counted there from
@@ -117,10 +121,13 @@ impl Request {
             if Instant::now() >= self.accept_until {
                 return Err(self.timed_out());
             }
-            self.recheck_pin().await;
+            if self.has_to_recheck_pin() {
+                Box::pin(self.recheck_pin()).await;
+            }
             let Some((decision, revision)) = self.ask_once().await? else { continue };
             self.continued = self.find_continued();
-            match self.pin_before_dispatch(&decision, revision).await {
+            let Some(value) = self.value_before_dispatch(&decision) else { return Ok(decision) };
+            match Box::pin(self.pin_before_dispatch(&decision, value, revision)).await {
                 Pinned::Yes => return Ok(decision),
                 Pinned::AskAgain => self.router.vacate(self.seq, Instant::now()),
             }
@@ -146,25 +153,30 @@ impl Request {
             Asked::QueueFull => {
                 Err(RouteError::Overloaded("no room at any worker, and the router's queue is full".into()))
             }
-            Asked::Queued => {
-                let mail = self.next_mail(self.accept_until).await;
-                self.router.leave_queue(self.priority, self.seq);
-                match mail? {
-                    Some(Mail::Granted(decision, revision)) => Ok(Some((decision, revision))),
-                    Some(mail) => self.note(mail).map(|()| None),
-                    None => Err(RouteError::Overloaded("no worker had room for the request within its timeout".into())),
-                }
-            }
-            Asked::Busy(mut claim) => {
-                // Cancel-safe: a claim that ends while mail comes first is seen at the next ask.
-                tokio::select! {
-                    _ = claim.changed() => Ok(None),
-                    mail = next_mail(&mut self.mail, self.accept_until, self.deadline) => match mail? {
-                        Some(mail) => self.note(mail).map(|()| None),
-                        None => Err(self.timed_out()),
-                    },
-                }
-            }
+            Asked::Queued => Box::pin(self.wait_for_room()).await,
+            Asked::Busy(claim) => Box::pin(self.wait_for_claim(claim)).await,
+        }
+    }
+
+    async fn wait_for_room(&mut self) -> Result<Option<(Decision, u64)>, RouteError> {
+        let mail = self.next_mail(self.accept_until).await;
+        self.router.leave_queue(self.priority, self.seq);
+        match mail? {
+            Some(Mail::Granted(granted)) => Ok(Some(*granted)),
+            Some(mail) => note(&mail).map(|()| None),
+            None => Err(RouteError::Overloaded("no worker had room for the request within its timeout".into())),
+        }
+    }
+
+    /// Another request of this router is placing the session: asks again when it is done.
+    async fn wait_for_claim(&mut self, mut claim: watch::Receiver<()>) -> Result<Option<(Decision, u64)>, RouteError> {
+        // Cancel-safe: a claim that ends while mail comes first is seen at the next ask.
+        tokio::select! {
+            _ = claim.changed() => Ok(None),
+            mail = next_mail(&mut self.mail, self.accept_until, self.deadline) => match mail? {
+                Some(mail) => note(&mail).map(|()| None),
+                None => Err(self.timed_out()),
+            },
         }
     }
 
@@ -174,12 +186,12 @@ impl Request {
         let until = self.dispatch(decision).await?;
         loop {
             let Some(mail) = self.next_mail_dispatched(until, decision).await? else {
-                return self.silent(decision).await;
+                return Box::pin(self.silent(decision)).await;
             };
             match mail {
                 Mail::Accepted => {
                     if self.cancelled {
-                        self.cancel_at_worker(decision).await;
+                        Box::pin(self.cancel_at_worker(decision)).await;
                     }
                     return Ok(Attempted::Accepted);
                 }
@@ -189,22 +201,22 @@ impl Request {
                     return Ok(Attempted::Ended);
                 }
                 Mail::Answer(answer) => {
-                    self.relay(decision, *answer).await?;
+                    Box::pin(self.relay(decision, *answer)).await?;
                     return Ok(Attempted::Ended);
                 }
                 Mail::NoResponders | Mail::WorkerLost if self.cancelled => return Err(RouteError::Cancelled),
                 Mail::NoResponders | Mail::WorkerLost => return Ok(Attempted::Failed(Failure::NoResponders)),
                 Mail::Rejected(_) if self.cancelled => return Err(RouteError::Cancelled),
-                Mail::Rejected(rejection) => return Ok(refusal(rejection)),
+                Mail::Rejected(rejection) => return Ok(refusal(*rejection)),
                 Mail::Cancelled => {
                     self.cancelled = true;
-                    self.cancel_at_worker(decision).await;
+                    Box::pin(self.cancel_at_worker(decision)).await;
                 }
                 Mail::ShuttingDown => {
-                    self.cancel_at_worker(decision).await;
+                    Box::pin(self.cancel_at_worker(decision)).await;
                     return Err(RouteError::ShuttingDown);
                 }
-                Mail::Granted(..) | Mail::AskAgain => {}
+                Mail::Granted(_) | Mail::AskAgain => {}
             }
         }
     }
@@ -225,7 +237,7 @@ impl Request {
             match mail {
                 Some(Mail::Finished(finished)) => {
                     self.router.metrics.finished_tokens(&finished);
-                    return Ok(Some(finished));
+                    return Ok(Some(*finished));
                 }
                 Some(Mail::WorkerLost) => {
                     return Err(RouteError::WorkerLost(decision.placement.worker.as_str().to_owned()));
@@ -233,22 +245,22 @@ impl Request {
                 Some(Mail::Rejected(_)) if self.cancelled => return Err(RouteError::Cancelled),
                 Some(Mail::Rejected(rejection)) => {
                     self.unsettle();
-                    match refusal(rejection) {
-                        Attempted::Failed(failure) => self.learn(decision, failure).await?,
-                        Attempted::Refused(rejection) => self.learn_refusal(decision, rejection).await?,
+                    match refusal(*rejection) {
+                        Attempted::Failed(failure) => Box::pin(self.learn(decision, failure)).await?,
+                        Attempted::Refused(rejection) => return Err(relayed(rejection)),
                         Attempted::Accepted | Attempted::Ended => {}
                     }
                     return Ok(None);
                 }
                 Some(Mail::Cancelled) => {
                     self.cancelled = true;
-                    self.cancel_at_worker(decision).await;
+                    Box::pin(self.cancel_at_worker(decision)).await;
                 }
                 Some(
                     Mail::Accepted
                     | Mail::NoResponders
                     | Mail::Answer(_)
-                    | Mail::Granted(..)
+                    | Mail::Granted(_)
                     | Mail::AskAgain
                     | Mail::ShuttingDown,
                 ) => {}
@@ -292,11 +304,6 @@ impl Request {
         Ok(())
     }
 
-    async fn learn_refusal(&mut self, _decision: &Decision, rejection: Rejection) -> Result<(), RouteError> {
-        let Rejection { status, code, message } = rejection;
-        Err(RouteError::Relayed { status, code, message })
-    }
-
     /// Whether an overloaded worker is waited for: a named session that is pinned there, and not by this request.
     fn waits_for_pin(&self, decision: &Decision) -> bool {
         let pinned = match decision.pin {
@@ -310,24 +317,8 @@ impl Request {
     async fn rest(&mut self, pause: Duration) -> Result<(), RouteError> {
         let until = (Instant::now() + pause).min(self.accept_until);
         match self.next_mail(until).await? {
-            Some(mail) => self.note(mail),
+            Some(mail) => note(&mail),
             None => Ok(()),
-        }
-    }
-
-    /// Mail that comes while the request is not dispatched.
-    fn note(&mut self, mail: Mail) -> Result<(), RouteError> {
-        match mail {
-            Mail::Cancelled => Err(RouteError::Cancelled),
-            Mail::ShuttingDown => Err(RouteError::ShuttingDown),
-            Mail::AskAgain
-            | Mail::Granted(..)
-            | Mail::NoResponders
-            | Mail::Accepted
-            | Mail::Rejected(_)
-            | Mail::Finished(_)
-            | Mail::Answer(_)
-            | Mail::WorkerLost => Ok(()),
         }
     }
 
@@ -338,7 +329,7 @@ impl Request {
     async fn next_mail_dispatched(&mut self, until: Instant, decision: &Decision) -> Result<Option<Mail>, RouteError> {
         let mail = next_mail(&mut self.mail, until, self.deadline).await;
         if let Err(RouteError::Deadline(_)) = mail {
-            self.give_up(decision).await;
+            Box::pin(self.give_up(decision)).await;
         }
         mail
     }
@@ -361,6 +352,26 @@ impl Request {
     pub(super) fn claims(&self) -> bool {
         self.router.rules.mode == AffinityMode::Hard
             && self.ask.session.as_ref().is_some_and(|s| s.origin == Origin::Named)
+    }
+}
+
+fn relayed(Rejection { status, code, message }: Rejection) -> RouteError {
+    RouteError::Relayed { status, code, message }
+}
+
+/// Mail that comes while the request is not dispatched.
+pub(super) fn note(mail: &Mail) -> Result<(), RouteError> {
+    match mail {
+        Mail::Cancelled => Err(RouteError::Cancelled),
+        Mail::ShuttingDown => Err(RouteError::ShuttingDown),
+        Mail::AskAgain
+        | Mail::Granted(_)
+        | Mail::NoResponders
+        | Mail::Accepted
+        | Mail::Rejected(_)
+        | Mail::Finished(_)
+        | Mail::Answer(_)
+        | Mail::WorkerLost => Ok(()),
     }
 }
 

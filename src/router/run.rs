@@ -4,13 +4,14 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use tokio::net::TcpListener;
 use tokio::sync::oneshot;
 use tokio::task::JoinSet;
 
 use super::pinning::PinStore;
 use super::state::Router;
 use super::{http, inbox, intake, mirror, ticks};
-use crate::config::RouterConfig;
+use crate::config::{Listen, RouterConfig};
 use crate::core::id::WorkerId;
 use crate::core::mode::{AffinityMode, Provision};
 use crate::nats::bucket::{Bucket, BucketInfo, Look};
@@ -97,22 +98,13 @@ struct Running {
 
 async fn start(config: RouterConfig) -> Result<Running, RouterError> {
     let subjects = Subjects::new(config.namespace.clone());
-    let listener = match config.listen {
-        Some(address) => {
-            let bound = http::bind(address).await;
-            Some(bound.map_err(|problem| RouterError::Listen { address, problem })?)
-        }
-        None => None,
-    };
+    let listener = listen(config.listen).await?;
     let open = async |role: &str| Link::open(link_options(&config, &subjects, role)).await;
     let (intake, dispatch, store) = (open("intake").await?, open("dispatch").await?, open("store").await?);
     let workers = Bucket::new(store.clone(), &subjects.workers_bucket());
     let pins = Bucket::new(store, &subjects.pins_bucket());
     provide(&workers, REGISTRATION_MAX_AGE, config.provision).await?;
-    let pins_info = match config.affinity {
-        AffinityMode::Off => None,
-        AffinityMode::Hard | AffinityMode::Soft => Some(provide(&pins, config.pin_ttl, config.provision).await?),
-    };
+    let pins_info = provide(&pins, config.pin_ttl, config.provision).await?;
     let own = uuid::Uuid::now_v7().simple().to_string();
     let inbox_subject = format!("{}.{own}.", subjects.router_inbox_prefix());
     let router = Arc::new(Router::new(config, intake, dispatch, PinStore::new(pins.clone()), inbox_subject));
@@ -125,8 +117,9 @@ async fn start(config: RouterConfig) -> Result<Running, RouterError> {
     tasks.spawn(inbox::read(Arc::clone(&router), events));
     let control = intake::subscribe_control(&router).await?;
     tasks.spawn(intake::read_control(Arc::clone(&router), control));
-    if let Some(info) = pins_info {
-        router.state().mirror.set_ttl(if info.max_age.is_zero() { FOR_EVER } else { info.max_age });
+    if router.config.affinity != AffinityMode::Off {
+        let max_age = pins_info.max_age;
+        router.state().mirror.set_ttl(if max_age.is_zero() { FOR_EVER } else { max_age });
         tasks.spawn(mirror::follow(Arc::clone(&router), pins, mirror::Pins));
     }
     tasks.spawn(mirror::follow(Arc::clone(&router), workers, mirror::Workers::default()));
@@ -137,13 +130,34 @@ async fn start(config: RouterConfig) -> Result<Running, RouterError> {
     let (leave, left) = oneshot::channel();
     let mut requests = JoinSet::new();
     requests.spawn(intake::read_requests(Arc::clone(&router), incoming, left));
-    // Outside the macro, which would hold both guards of the one lock at a time.
+    // The macro keeps what its arguments borrow until it is done: two locks in it would wait for each other.
     let (pins, workers) = {
         let state = router.state();
         (state.mirror.len(), state.fleet.iter().count())
     };
     tracing::info!(namespace = %router.config.namespace, pins, workers, "router is ready");
     Ok(Running { router, tasks, requests, leave })
+}
+
+async fn listen(listen: Listen) -> Result<Option<TcpListener>, RouterError> {
+    let (address, needed) = match listen {
+        Listen::Off => return Ok(None),
+        Listen::At(address) => (address, true),
+        Listen::IfFree(address) => (address, false),
+    };
+    match TcpListener::bind(address).await {
+        Ok(listener) => {
+            // Port 0 is any free port, so the log says which.
+            let address = listener.local_addr().unwrap_or(address);
+            tracing::info!(%address, "health and metrics are served over HTTP");
+            Ok(Some(listener))
+        }
+        Err(problem) if needed => Err(RouterError::Listen { address, problem }),
+        Err(problem) => {
+            tracing::warn!(%address, %problem, "health and metrics are not served: give this router an address with --listen");
+            Ok(None)
+        }
+    }
 }
 
 fn link_options(config: &RouterConfig, subjects: &Subjects, role: &str) -> LinkOptions {
@@ -179,8 +193,7 @@ async fn provide(bucket: &Bucket, max_age: Duration, provision: Provision) -> Re
                 }
             }
             Look::NoJetStream(problem) => {
-                let urls = bucket.link().options().urls.join(",");
-                return Err(RouterError::NoJetStream { urls, problem });
+                return Err(RouterError::NoJetStream { urls: bucket.link().servers(), problem });
             }
             Look::Silent(problem) => {
                 bucket.link().check_permissions()?;

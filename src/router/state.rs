@@ -14,7 +14,7 @@ use super::metrics::Metrics;
 use super::pinning::PinStore;
 use crate::config::RouterConfig;
 use crate::core::ask::Ask;
-use crate::core::decide::{Decision, NoPlacement, Pin, PinStep, Rules, WaitFor, decide};
+use crate::core::decide::{Decision, NoPlacement, Pin, Rules, WaitFor, decide};
 use crate::core::fleet::{Fleet, WorkerSlot};
 use crate::core::hash::PinKey;
 use crate::core::id::Placement;
@@ -41,6 +41,8 @@ pub struct Router {
     pub pins: PinStore,
     /// Prefix of this router's inbox subjects, with the final dot.
     pub inbox: String,
+    /// Prefix of all routers' inbox subjects, with the final dot.
+    pub inbox_prefix: String,
     /// Counters.
     pub metrics: Metrics,
     /// Whether the router takes new requests: from the time it is ready until it drains.
@@ -148,8 +150,10 @@ impl Router {
             queue: Queue::default(),
             rng: StdRng::seed_from_u64(uuid::Uuid::new_v4().as_u64_pair().0),
         };
+        let subjects = Subjects::new(config.namespace.clone());
         Self {
-            subjects: Subjects::new(config.namespace.clone()),
+            inbox_prefix: format!("{}.", subjects.router_inbox_prefix()),
+            subjects,
             rules,
             config,
             intake,
@@ -297,7 +301,7 @@ impl State {
                 self.occupy(waiting.seq, &decision);
                 let revision = self.revision(&waiting.keys, now);
                 if let Some(live) = self.live.get_mut(waiting.seq) {
-                    live.send(Mail::Granted(decision, revision));
+                    live.send(Mail::Granted(Box::new((decision, revision))));
                 }
                 true
             }
@@ -327,12 +331,4 @@ pub fn find_pin<'m>(mirror: &'m Mirror, keys: &Keys, now: Instant) -> Option<(Pi
 pub fn unix_ms() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
-}
-
-/// Whether a decision writes the session's pin before the dispatch.
-pub fn is_claim(step: PinStep) -> bool {
-    match step {
-        PinStep::Claim | PinStep::Complete => true,
-        PinStep::None | PinStep::Keep | PinStep::AfterAccept => false,
-    }
 }

@@ -13,3 +13,9 @@ mod tree;
 
 pub use echo::Echo;
 pub use engine::{RANK_HEADER, SimEngine, SimOptions};
+
+/// A count from a floating-point number: the whole part, within what the type holds.
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "such a cast saturates, which is meant")]
+fn count(number: f64) -> u64 {
+    number as u64
+}

@@ -106,8 +106,7 @@ fn api(body: &Node) -> Api {
 fn max_tokens(body: &Node) -> Option<u64> {
     let names = ["max_completion_tokens", "max_output_tokens", "max_tokens"];
     names.iter().find_map(|name| match body.get(name)? {
-        // A float becomes the nearest integer that the type holds.
-        Node::Number(number) => Some((*number as u64).clamp(1, MAX_OUTPUT_TOKENS)),
+        Node::Number(number) => Some(super::count(*number).clamp(1, MAX_OUTPUT_TOKENS)),
         Node::Nothing | Node::Flag(_) | Node::Text(_) | Node::List(_) | Node::Map(_) => None,
     })
 }

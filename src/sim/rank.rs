@@ -112,7 +112,7 @@ impl Decode {
         }
         let due = Duration::from_secs_f64((self.done + 1) as f64 / self.rate);
         tokio::time::sleep_until(self.since + due).await;
-        let there = (self.since.elapsed().as_secs_f64() * self.rate) as u64;
+        let there = super::count(self.since.elapsed().as_secs_f64() * self.rate);
         let before = self.done;
         self.done = there.clamp(before + 1, self.total);
         Some(before..self.done)

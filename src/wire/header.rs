@@ -136,17 +136,26 @@ fn index_of(name: &str) -> Option<usize> {
 
 /// The first non-blank value of one header, by the same rules as [`Known`], where only one is wanted.
 pub fn find<'h>(headers: impl Iterator<Item = (&'h str, &'h str)>, wanted: &str) -> Option<&'h str> {
-    let mut best: Option<Found<'h>> = None;
+    let [value] = find_all(headers, [wanted]);
+    value
+}
+
+/// The same for several headers, in one pass.
+pub fn find_all<'h, const N: usize>(
+    headers: impl Iterator<Item = (&'h str, &'h str)>,
+    wanted: [&str; N],
+) -> [Option<&'h str>; N] {
+    let mut best: [Option<Found<'h>>; N] = [None; N];
     for (spelling, value) in headers {
-        let value = value.trim();
-        if value.is_empty() || !spelling.eq_ignore_ascii_case(wanted) {
+        let Some(index) = wanted.iter().position(|name| spelling.eq_ignore_ascii_case(name)) else {
             continue;
-        }
-        if best.is_none_or(|old| spelling < old.spelling) {
-            best = Some(Found { spelling, value });
+        };
+        let value = value.trim();
+        if !value.is_empty() && best[index].is_none_or(|old| spelling < old.spelling) {
+            best[index] = Some(Found { spelling, value });
         }
     }
-    best.map(|found| found.value)
+    best.map(|found| found.map(|found| found.value))
 }
 
 fn starts_with_ignore_case(name: &str, prefix: &str) -> bool {

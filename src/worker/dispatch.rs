@@ -48,12 +48,19 @@ impl Dispatch {
     /// Reads a message that came in for a rank, or for any.
     pub(super) fn read(message: Inbound, rank: Option<DpRank>) -> Result<Self, DispatchError> {
         let headers = message.headers;
-        let text = |name| headers.find(name).map(Box::<str>::from);
-        let id = match headers.find(header::REQUEST_ID) {
+        let [id, reply_to, session, decision, accept_by, attempt] = headers.find_all([
+            header::REQUEST_ID,
+            header::REPLY_TO,
+            header::SESSION,
+            header::DECISION,
+            header::ACCEPT_BY,
+            header::ATTEMPT,
+        ]);
+        let id = match id {
             Some(id) => RequestId::new(id)?,
             None => RequestId::new(Uuid::now_v7().simple().encode_lower(&mut Uuid::encode_buffer()))?,
         };
-        let reply_to = headers.find(header::REPLY_TO).map(Subject::from);
+        let reply_to = reply_to.map(Subject::from);
         for subject in message.reply.iter().chain(&reply_to) {
             if !may_publish_to(subject.as_str()) {
                 return Err(DispatchError::Subject(subject.as_str().to_owned()));
@@ -61,13 +68,13 @@ impl Dispatch {
         }
         Ok(Self {
             id,
-            attempt: headers.find(header::ATTEMPT).and_then(|v| v.parse().ok()).unwrap_or(1),
+            attempt: attempt.and_then(|v| v.parse().ok()).unwrap_or(1),
             rank,
             events_to: message.reply,
             reply_to,
-            session: text(header::SESSION),
-            decision: text(header::DECISION),
-            accept_by_ms: headers.find(header::ACCEPT_BY).and_then(|v| v.parse().ok()),
+            session: session.map(Into::into),
+            decision: decision.map(Into::into),
+            accept_by_ms: accept_by.and_then(|v| v.parse().ok()),
             headers,
             payload: message.payload,
         })

@@ -149,6 +149,7 @@ pub struct Worker {
     phase: watch::Sender<Phase>,
     slots: Arc<Slots>,
     cancels: Arc<Cancels>,
+    intake: Link,
     out: Link,
     tasks: JoinSet<Result<(), WorkerError>>,
 }
@@ -168,12 +169,12 @@ impl Worker {
         let registration = options.registration(&instance);
         registration.check().map_err(WorkerError::Invalid)?;
         let subjects = Subjects::new(options.namespace);
-        let [link, out] = [Link::open(options.link.clone()).await?, Link::open(options.link).await?];
+        let [intake, out] = [Link::open(options.link.clone()).await?, Link::open(options.link).await?];
 
         let registry = Registry::new(out.clone(), subjects.workers_bucket(), options.worker.as_str().into());
         let mut keeper = Keeper::wait_for_name(registry, registration).await?;
         let wanted = Wanted::new(&subjects, &options.worker, options.ranks);
-        let subscriptions = wanted.open(&link).await?;
+        let subscriptions = wanted.open(&intake).await?;
         keeper.register().await?;
         info!(worker = %options.worker, instance, "registered");
 
@@ -189,7 +190,7 @@ impl Worker {
         let (slots, cancels) = (Arc::clone(&service.slots), Arc::clone(&service.cancels));
         let mut tasks = JoinSet::new();
         tasks.spawn(keeper.keep(told.clone()));
-        let reading = intake::read(Arc::clone(&service), link, wanted, subscriptions, told);
+        let reading = intake::read(Arc::clone(&service), intake.clone(), wanted, subscriptions, told);
         tasks.spawn(async move {
             reading.await;
             Ok(())
@@ -199,7 +200,7 @@ impl Worker {
             reporting.await;
             Ok(())
         });
-        Ok(Self { instance, phase, slots, cancels, out, tasks })
+        Ok(Self { instance, phase, slots, cancels, intake, out, tasks })
     }
 
     /// Id of this process, as it is registered.
@@ -216,6 +217,8 @@ impl Worker {
             Some(Err(error)) => WorkerError::Broken(error.to_string()),
         };
         self.tasks.shutdown().await;
+        // Where the server does not answer, its connections end with the worker.
+        let _ = tokio::time::timeout(LEAVE_TIMEOUT, self.settle()).await;
         error
     }
 
@@ -251,14 +254,22 @@ impl Worker {
                     None => (),
                 }
             }
-            match self.out.barrier().await {
-                // What the server did not allow was told of when it was tried; the round trip is what counts here.
-                Ok(()) | Err(ConnectError::Permissions(_)) => Ok(()),
-                Err(error) => Err(error.into()),
-            }
+            self.settle().await
         };
         let outcome = tokio::time::timeout(LEAVE_TIMEOUT, ended).await;
         self.tasks.shutdown().await;
         outcome.unwrap_or_else(|_| Err(WorkerError::Broken("the NATS server did not answer at the end".into())))
+    }
+
+    /// Waits until the server has seen all that this worker did: subscriptions have ended, messages are out.
+    async fn settle(&self) -> Result<(), WorkerError> {
+        for link in [&self.intake, &self.out] {
+            match link.barrier().await {
+                // What the server did not allow was told of when it was tried; the round trip is what counts here.
+                Ok(()) | Err(ConnectError::Permissions(_)) => (),
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(())
     }
 }

@@ -9,7 +9,7 @@ use super::cancel::{CancelReason, CancelToken};
 use super::dispatch::Dispatch;
 use super::engine::Refusal;
 use crate::core::id::{DpRank, RequestId, WorkerId};
-use crate::nats::{Headers, Link, PublishError, Subject};
+use crate::nats::{Headers, Link, Subject};
 use crate::wire::Encoding;
 use crate::wire::event::{self, Finished};
 use crate::wire::header;
@@ -172,7 +172,7 @@ impl ReplyStream {
             if size > max {
                 return Err(ReplyError::TooLarge { size, max });
             }
-            deliver(self.link.publish(to.clone(), None, headers, payload)).await.map_err(ReplyError::Unreachable)?;
+            deliver(&self.link, to, headers, payload).await.map_err(ReplyError::Unreachable)?;
         }
         self.seq += 1;
         self.ended = place == Place::Last;
@@ -215,7 +215,7 @@ impl Events {
     async fn tell(&self, kind: &str, mut headers: Headers, payload: Bytes) {
         let Some(to) = &self.to else { return };
         headers.set(header::EVENT, kind);
-        if let Err(problem) = deliver(self.link.publish(to.clone(), None, headers, payload)).await {
+        if let Err(problem) = deliver(&self.link, to, headers, payload).await {
             tracing::debug!(event = kind, %problem, "the router could not be told");
         }
     }
@@ -230,7 +230,9 @@ fn put_error(headers: &mut Headers, status: u16, code: &str) {
     }
 }
 
-async fn deliver(publish: impl Future<Output = Result<(), PublishError>>) -> Result<(), String> {
+async fn deliver(link: &Link, to: &Subject, headers: Headers, payload: Bytes) -> Result<(), String> {
+    // Pinned here: a future of this size is not to be moved about.
+    let publish = std::pin::pin!(link.publish(to.clone(), None, headers, payload));
     match tokio::time::timeout(SEND_TIMEOUT, publish).await {
         Ok(sent) => sent.map_err(|e| e.to_string()),
         Err(_) => Err(format!("there was no room for it within {} s", SEND_TIMEOUT.as_secs())),

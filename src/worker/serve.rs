@@ -95,7 +95,8 @@ impl<E: Engine> Service<E> {
                 biased;
                 ended = &mut serving => return Ended::of(ended),
                 _ = held.token().cancelled() => break,
-                _ = progress.tick() => events.progress().await,
+                // Boxed, because it is rare and every request would hold room for it.
+                _ = progress.tick() => Box::pin(events.progress()).await,
             }
         }
         match tokio::time::timeout(CANCEL_GRACE, serving).await {

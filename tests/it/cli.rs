@@ -2,15 +2,7 @@
 
 use std::process::{Command, Output};
 
-fn rankpin(args: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_rankpin"));
-    // Variables of whoever runs the tests must not decide them.
-    for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("RANKPIN_") || name.starts_with("NATS_")) {
-        command.env_remove(name);
-    }
-    command.env_remove("RUST_LOG").args(args);
-    command
-}
+use crate::support::rankpin::command as rankpin;
 
 fn run(mut command: Command) -> Output {
     command.output().expect("the binary was built for this test")

@@ -12,6 +12,7 @@ mod link;
 mod router;
 mod schemas;
 mod sim;
+mod start_stop;
 mod support;
 mod tidy;
 mod worker;

@@ -1,7 +1,7 @@
 //! Sessions derived from the conversation's own text (protocol section 4): one key per input prefix, so that a turn
 //! finds the session of the turn that it continues, whatever its client calls itself.
 
-use xxhash_rust::xxh3::{Xxh3, xxh3_64};
+use xxhash_rust::xxh3::xxh3_64;
 
 use crate::core::id::{Model, SessionId};
 
@@ -47,11 +47,7 @@ impl Prefixes {
     /// Folds the elements into keys: `k0 = xxh3_64(tag 0x00 model)`, `k_i = xxh3_64(le64(k_{i-1}) le64(hash))`.
     /// `None` where no item counts.
     pub fn of(model: &Model, elements: &[Element]) -> Option<Self> {
-        let mut start = Xxh3::new();
-        start.update(TAG);
-        start.update(&[0]);
-        start.update(model.as_str().as_bytes());
-        let mut key = start.digest();
+        let mut key = xxh3_64(&[TAG, &[0], model.as_str().as_bytes()].concat());
         let mut keys = Vec::with_capacity(elements.len());
         let mut assistants = Vec::new();
         for element in elements {

@@ -1,10 +1,8 @@
-//! Which texts of a body count, and for which element: the rules of protocol section 4 as one state machine. Both
-//! readers drive it with the same events: [`Counter::open`], [`Counter::close`], [`Counter::key`],
-//! [`Counter::text`] and [`Counter::scalar`].
-//!
-//! An object's texts are summed up in a frame of its own and reach the object around it when it ends, because a
-//! `type` that excludes the whole object may come last.
+//! The shapes of bodies as one state machine: which fields there are, and which elements. Both readers drive it with
+//! the same events: [`Counter::open`], [`Counter::close`], [`Counter::key`], [`Counter::text`] and
+//! [`Counter::scalar`].
 
+use super::tally::{Kind, Tally, Told};
 use super::{Reading, Wanted, json};
 use crate::core::session::derived::{Element, Part, text_hash};
 
@@ -45,11 +43,11 @@ enum Place {
     Top,
     /// In the array of `messages` or `input`: objects are items.
     Items,
-    /// In an element: names and texts are judged by section 4.
+    /// In an element: the tally judges names and texts.
     Element,
 }
 
-/// Fields at the top of the body.
+/// Fields at the top of the body. To read another one, add it here and in [`Field::of`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Field {
     Model,
@@ -60,36 +58,37 @@ enum Field {
     Other,
 }
 
-/// What the name before a value in an element says about it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Key {
-    /// Nothing; also what stands in arrays.
-    Plain,
-    /// The whole value doesn't count.
-    Ignored,
-    /// Doesn't count, but may exclude the object or make an item a call.
-    Type,
-    /// An item's own role.
-    Role,
-    /// A text that may be an object itself.
-    Arguments,
-}
+impl Field {
+    fn of(name: &[u8]) -> Self {
+        match name {
+            b"model" => Self::Model,
+            b"previous_response_id" => Self::PreviousResponseId,
+            b"system" => Self::System,
+            b"messages" => Self::Messages,
+            b"input" => Self::Input,
+            _ => Self::Other,
+        }
+    }
 
-/// Sum over what counts in one object so far.
-#[derive(Debug, Clone, Copy, Default)]
-struct Frame {
-    sum: u64,
-    counted: bool,
-    /// Its `type` excludes it.
-    excluded: bool,
-}
+    /// The name of a field that must not stand twice, and its bit in [`Counter::seen`].
+    fn only_once(self) -> Option<(&'static str, u8)> {
+        match self {
+            Self::Model => Some(("model", 1)),
+            Self::System => Some(("system", 2)),
+            Self::Messages => Some(("messages", 4)),
+            Self::Input => Some(("input", 8)),
+            Self::PreviousResponseId | Self::Other => None,
+        }
+    }
 
-/// Whether a field of an item says that the model wrote it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Says {
-    Nothing,
-    Yes,
-    No,
+    fn is_wanted(self, wanted: Wanted) -> bool {
+        match self {
+            Self::Model => wanted.model,
+            Self::System | Self::Messages | Self::Input => wanted.elements,
+            Self::PreviousResponseId => true,
+            Self::Other => false,
+        }
+    }
 }
 
 /// A field that holds elements.
@@ -101,6 +100,7 @@ enum Shape<T> {
 }
 
 /// See the module.
+#[derive(Debug)]
 pub(super) struct Counter {
     wanted: Wanted,
     reading: Reading,
@@ -110,13 +110,9 @@ pub(super) struct Counter {
     /// The depth of the container that is being passed over as a whole.
     passing_over: Option<usize>,
     field: Field,
-    /// Which of the fields that must not stand twice were seen, one bit each.
+    /// Which of the fields that must not stand twice were seen.
     seen: u8,
-    key: Key,
-    /// The open objects of the element, outermost first. A `system` array starts with a frame of its own.
-    frames: Vec<Frame>,
-    role: Says,
-    kind: Says,
+    tally: Tally,
     arguments_levels: usize,
     system: Shape<Option<Element>>,
     messages: Shape<Vec<Element>>,
@@ -133,10 +129,7 @@ impl Counter {
             passing_over: None,
             field: Field::Other,
             seen: 0,
-            key: Key::Plain,
-            frames: Vec::new(),
-            role: Says::Nothing,
-            kind: Says::Nothing,
+            tally: Tally::new(),
             arguments_levels: 0,
             system: Shape::Missing,
             messages: Shape::Missing,
@@ -150,77 +143,44 @@ impl Counter {
         if self.passing_over.is_some() {
             return;
         }
-        let entered = match self.place {
-            Place::Outside => self.open_body(container),
-            Place::Top => self.open_field(container),
-            Place::Items => self.open_item(container),
-            Place::Element => self.open_inside(container),
+        let inside = match (self.place, container) {
+            (Place::Outside, Container::Object) => Some(Place::Top),
+            (Place::Top, _) => self.open_field(container),
+            (Place::Items, Container::Object) => {
+                self.tally.begin(Kind::Item);
+                Some(Place::Element)
+            }
+            (Place::Element, _) => self.tally.open(container).then_some(Place::Element),
+            (Place::Outside | Place::Items, Container::Array) => None,
         };
-        if !entered {
-            self.passing_over = Some(self.depth);
+        match inside {
+            Some(place) => self.place = place,
+            None => self.passing_over = Some(self.depth),
         }
     }
 
-    fn open_body(&mut self, container: Container) -> bool {
-        match container {
-            Container::Object => self.place = Place::Top,
-            Container::Array => return false,
-        }
-        true
-    }
-
-    fn open_field(&mut self, container: Container) -> bool {
+    fn open_field(&mut self, container: Container) -> Option<Place> {
         match (self.field, container) {
             (Field::Messages, Container::Array) => self.messages = Shape::Found(Vec::new()),
             (Field::Input, Container::Array) => self.input = Shape::Found(Vec::new()),
             (Field::System, Container::Array) => {
-                self.frames.push(Frame::default());
-                self.key = Key::Plain;
-                self.place = Place::Element;
-                return true;
+                self.tally.begin(Kind::System);
+                return Some(Place::Element);
             }
             (Field::Messages | Field::Input | Field::System, Container::Object) => {
                 self.unexpected();
-                return false;
+                return None;
             }
-            (Field::Model | Field::PreviousResponseId | Field::Other, Container::Object | Container::Array) => {
-                return false;
-            }
+            (Field::Model | Field::PreviousResponseId | Field::Other, _) => return None,
         }
-        self.place = Place::Items;
-        true
-    }
-
-    fn open_item(&mut self, container: Container) -> bool {
-        match container {
-            Container::Object => {
-                self.frames.push(Frame::default());
-                self.place = Place::Element;
-                (self.role, self.kind) = (Says::Nothing, Says::Nothing);
-                true
-            }
-            Container::Array => false,
-        }
-    }
-
-    fn open_inside(&mut self, container: Container) -> bool {
-        self.note_other_value();
-        if matches!(self.key, Key::Ignored | Key::Type) || self.frame().excluded {
-            return false;
-        }
-        match container {
-            Container::Object => self.frames.push(Frame::default()),
-            Container::Array => self.key = Key::Plain,
-        }
-        true
+        Some(Place::Items)
     }
 
     /// The innermost container ends.
     pub(super) fn close(&mut self, container: Container) {
         let closed = self.depth;
         self.depth -= 1;
-        // What follows has a name of its own or stands in an array.
-        self.key = Key::Plain;
+        self.tally.forget_key();
         match self.passing_over {
             Some(depth) if depth == closed => self.passing_over = None,
             Some(_) => {}
@@ -233,91 +193,58 @@ impl Counter {
             (Place::Outside, _) => {}
             (Place::Top, _) => self.place = Place::Outside,
             (Place::Items, _) => self.place = Place::Top,
-            // Only the array of a `system` has a frame of its own.
+            // Only the array of a `system`, directly at the top, is one that the tally knows.
             (Place::Element, Container::Array) if self.depth > 1 => {}
-            (Place::Element, Container::Array | Container::Object) => {
-                let frame = self.frames.pop().expect("an element's container has a frame");
-                let frame = if frame.excluded { Frame::default() } else { frame };
-                match self.frames.last_mut() {
-                    Some(around) => {
-                        around.sum = around.sum.wrapping_add(frame.sum);
-                        around.counted |= frame.counted;
-                    }
-                    None => self.end_element(frame),
+            (Place::Element, _) => {
+                if let Some(element) = self.tally.close() {
+                    self.end_element(element);
                 }
             }
         }
     }
 
-    fn end_element(&mut self, frame: Frame) {
-        let element = |part| frame.counted.then_some(Element { part, hash: frame.sum });
-        if self.depth == 1 {
-            self.place = Place::Top;
-            self.system = Shape::Found(element(Part::System));
-            return;
-        }
-        self.place = Place::Items;
-        let part = match (self.role, self.kind) {
-            (Says::Yes, _) | (Says::Nothing, Says::Yes) => Part::AssistantItem,
-            (Says::No, _) | (Says::Nothing, Says::Nothing | Says::No) => Part::Item,
+    fn end_element(&mut self, element: Option<Element>) {
+        let (place, list) = match self.field {
+            Field::Messages => (Place::Items, &mut self.messages),
+            Field::Input => (Place::Items, &mut self.input),
+            Field::System | Field::Model | Field::PreviousResponseId | Field::Other => {
+                self.place = Place::Top;
+                self.system = Shape::Found(element);
+                return;
+            }
         };
-        let list = if self.field == Field::Messages { &mut self.messages } else { &mut self.input };
+        self.place = place;
         if let Shape::Found(items) = list {
-            items.extend(element(part));
+            items.extend(element);
         }
     }
 
     /// Whether the next name matters; if so it is given to [`Counter::key`].
     pub(super) fn wants_key(&self) -> bool {
-        match self.place {
-            Place::Outside | Place::Items => false,
-            Place::Top => self.passing_over.is_none(),
-            Place::Element => self.passing_over.is_none() && !self.frame().excluded,
-        }
+        self.passing_over.is_none()
+            && match self.place {
+                Place::Outside | Place::Items => false,
+                Place::Top => true,
+                Place::Element => self.tally.wants_key(),
+            }
     }
 
     /// A name, decoded. Gives the field that stands twice, where that is an error.
     pub(super) fn key(&mut self, name: &[u8]) -> Result<(), &'static str> {
         match self.place {
-            Place::Outside | Place::Items => Ok(()),
-            Place::Top => self.field_name(name),
-            Place::Element => {
-                self.key = match name {
-                    b"type" => Key::Type,
-                    b"role" if self.at_item() => Key::Role,
-                    b"arguments" => Key::Arguments,
-                    b"cache_control" | b"id" | b"status" | b"call_id" | b"tool_call_id" | b"tool_use_id"
-                    | b"reasoning" | b"reasoning_content" | b"reasoning_details" | b"thinking" | b"signature"
-                    | b"encrypted_content" | b"annotations" | b"logprobs" => Key::Ignored,
-                    [b'_', b'_', ..] => Key::Ignored,
-                    _ => Key::Plain,
-                };
-                Ok(())
+            Place::Outside | Place::Items => {}
+            Place::Top => {
+                let field = Field::of(name);
+                if let Some((name, bit)) = field.only_once() {
+                    if self.seen & bit != 0 {
+                        return Err(name);
+                    }
+                    self.seen |= bit;
+                }
+                self.field = if field.is_wanted(self.wanted) { field } else { Field::Other };
             }
+            Place::Element => self.tally.key(name),
         }
-    }
-
-    fn field_name(&mut self, name: &[u8]) -> Result<(), &'static str> {
-        let (field, only_once) = match name {
-            b"model" => (Field::Model, Some(("model", 1))),
-            b"messages" => (Field::Messages, Some(("messages", 2))),
-            b"input" => (Field::Input, Some(("input", 4))),
-            b"system" => (Field::System, Some(("system", 8))),
-            b"previous_response_id" => (Field::PreviousResponseId, None),
-            _ => (Field::Other, None),
-        };
-        if let Some((name, bit)) = only_once {
-            if self.seen & bit != 0 {
-                return Err(name);
-            }
-            self.seen |= bit;
-        }
-        self.field = match field {
-            Field::Model if self.wanted.model => field,
-            Field::System | Field::Messages | Field::Input if self.wanted.elements => field,
-            Field::PreviousResponseId => field,
-            Field::Model | Field::System | Field::Messages | Field::Input | Field::Other => Field::Other,
-        };
         Ok(())
     }
 
@@ -329,22 +256,18 @@ impl Counter {
         match self.place {
             Place::Outside | Place::Items => {}
             Place::Top => self.field = Field::Other,
-            Place::Element => {
-                self.key = match counts {
-                    Counts::Value => Key::Plain,
-                    Counts::Nothing => Key::Ignored,
-                }
-            }
+            Place::Element => self.tally.nameless_key(counts),
         }
     }
 
     /// Whether the next value, a text, matters; if so it is given to [`Counter::text`], else to [`Counter::scalar`].
     pub(super) fn wants_text(&self) -> bool {
-        match self.place {
-            Place::Outside | Place::Items => false,
-            Place::Top => self.passing_over.is_none() && self.field != Field::Other,
-            Place::Element => self.passing_over.is_none() && self.key != Key::Ignored && !self.frame().excluded,
-        }
+        self.passing_over.is_none()
+            && match self.place {
+                Place::Outside | Place::Items => false,
+                Place::Top => self.field != Field::Other,
+                Place::Element => self.tally.wants_text(),
+            }
     }
 
     /// A text, decoded; it is UTF-8.
@@ -352,21 +275,9 @@ impl Counter {
         match self.place {
             Place::Outside | Place::Items => {}
             Place::Top => self.field_text(text),
-            Place::Element => match self.key {
-                Key::Ignored => {}
-                Key::Plain => self.count(text),
-                Key::Role => {
-                    self.role = if text == b"assistant" { Says::Yes } else { Says::No };
-                    self.count(text);
-                }
-                Key::Type => {
-                    if self.at_item() {
-                        self.kind = if text.ends_with(b"_call") { Says::Yes } else { Says::No };
-                    }
-                    let excludes = matches!(text, b"reasoning" | b"thinking" | b"redacted_thinking");
-                    self.frame_mut().excluded |= excludes;
-                }
-                Key::Arguments => self.arguments(text),
+            Place::Element => match self.tally.text(text) {
+                Told::Done => {}
+                Told::Arguments => self.arguments(text),
             },
         }
     }
@@ -393,7 +304,7 @@ impl Counter {
 
     /// Counts the texts inside, where the text is an object itself, else the text.
     fn arguments(&mut self, text: &[u8]) {
-        let (frames, before, depth) = (self.frames.len(), *self.frame(), self.depth);
+        let (mark, depth) = (self.tally.mark(), self.depth);
         if self.arguments_levels < MAX_ARGUMENTS_LEVELS {
             self.arguments_levels += 1;
             let is_object = json::read_object(text, self);
@@ -403,10 +314,9 @@ impl Counter {
             }
         }
         // As if it had never been looked into.
-        self.frames.truncate(frames);
-        *self.frame_mut() = before;
+        self.tally.back_to(mark);
         (self.depth, self.passing_over) = (depth, None);
-        self.count(text);
+        self.tally.count(text);
     }
 
     /// Any other value that is no container, or a text that was not wanted.
@@ -417,14 +327,23 @@ impl Counter {
         match self.place {
             Place::Outside | Place::Items => {}
             Place::Top => self.unexpected(),
-            Place::Element => self.note_other_value(),
+            Place::Element => self.tally.other_value(),
+        }
+    }
+
+    /// The field holds what no conversation is.
+    fn unexpected(&mut self) {
+        match self.field {
+            Field::System => self.system = Shape::Unexpected,
+            Field::Messages => self.messages = Shape::Unexpected,
+            Field::Input => self.input = Shape::Unexpected,
+            Field::Model | Field::PreviousResponseId | Field::Other => {}
         }
     }
 
     /// The body is nested deeper than a derived session may be: nothing of it counts any more.
     pub(super) fn too_deep(&mut self) {
         self.wanted.elements = false;
-        self.frames.clear();
         if self.place != Place::Outside {
             // Whatever field this is in, the reader goes on at the top behind it.
             self.place = Place::Top;
@@ -440,46 +359,6 @@ impl Counter {
         };
         let elements = if self.wanted.elements { in_order(self.system, conversation) } else { None };
         Reading { elements, ..self.reading }
-    }
-
-    fn count(&mut self, text: &[u8]) {
-        if let Some(hash) = text_hash(text) {
-            let frame = self.frame_mut();
-            frame.sum = frame.sum.wrapping_add(hash);
-            frame.counted = true;
-        }
-    }
-
-    /// The field holds what no conversation is.
-    fn unexpected(&mut self) {
-        match self.field {
-            Field::System => self.system = Shape::Unexpected,
-            Field::Messages => self.messages = Shape::Unexpected,
-            Field::Input => self.input = Shape::Unexpected,
-            Field::Model | Field::PreviousResponseId | Field::Other => {}
-        }
-    }
-
-    /// A role or type that is no text is still one: it isn't the assistant's.
-    fn note_other_value(&mut self) {
-        match self.key {
-            Key::Role => self.role = Says::No,
-            Key::Type if self.at_item() => self.kind = Says::No,
-            Key::Type | Key::Plain | Key::Ignored | Key::Arguments => {}
-        }
-    }
-
-    /// Whether names are those of an item itself, not of something in it.
-    fn at_item(&self) -> bool {
-        self.frames.len() == 1 && self.field != Field::System
-    }
-
-    fn frame(&self) -> &Frame {
-        self.frames.last().expect("an element has a frame")
-    }
-
-    fn frame_mut(&mut self) -> &mut Frame {
-        self.frames.last_mut().expect("an element has a frame")
     }
 }
 

@@ -1,8 +1,8 @@
 //! The one pass over a request's body (protocol sections 3.2 and 4): its model and what its conversation hashes to.
 //!
 //! No tree is built. [`json`] and [`msgpack`] walk the bytes, iteratively and whatever their depth, and tell the
-//! [`counter`] what begins, what ends and what texts there are; the counter alone knows the rules of section 4. So a
-//! rule is written once, and a new body shape is a matter of the counter.
+//! [`counter`] what begins, what ends and what texts there are. The counter alone knows the shapes of bodies, and its
+//! [`tally`] the rules of section 4 inside an element: each is written once.
 //!
 //! Time is linear in the body. Memory is that of the longest text with escapes, of 16 bytes an item, and of a bit for
 //! each level of nesting.
@@ -10,6 +10,8 @@
 mod counter;
 mod json;
 mod msgpack;
+mod run;
+mod tally;
 mod text;
 
 use super::Encoding;

@@ -1,15 +1,11 @@
 //! Strings of JSON: where they end, and what they say.
 //!
-//! A body is mostly text, so this is where its time goes. Short runs are looked at eight bytes at a time in a register,
-//! long ones by vector searches. Whether a text is UTF-8 is checked where it isn't ASCII, which the searches find out
-//! for nothing, and while it is still in the cache.
-
-use memchr::memchr2;
+//! A text without escapes is a slice of the body. One with escapes is decoded into a scratch buffer, words of eight bytes
+//! at a time. A text that is not ASCII is checked to be UTF-8 while it is still in the cache.
 
 use super::Flaw;
+use super::run::{Run, SHORT_RUN_WORDS, is_ascii, plain_run, specials};
 
-/// Words of eight bytes looked at one by one before a vector search, which takes a while to set up.
-const SHORT_RUN_WORDS: usize = 4;
 /// Room for decoded text made at least, in bytes.
 const ROOM: usize = 4096;
 
@@ -72,27 +68,6 @@ fn skim(bytes: &[u8], start: usize) -> Result<Run, Flaw> {
         all = all.and(plain_run(&bytes[start + all.len..]));
     }
     Ok(all)
-}
-
-/// Bytes of a string.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Run {
-    len: usize,
-    /// False where one of them may not be ASCII.
-    ascii: bool,
-}
-
-impl Run {
-    /// This and what follows it.
-    fn and(self, next: Self) -> Self {
-        Self { len: self.len + next.len, ascii: self.ascii && next.ascii }
-    }
-}
-
-impl Default for Run {
-    fn default() -> Self {
-        Self { len: 0, ascii: true }
-    }
 }
 
 /// The decoded text of the last string with escapes. It grows to the longest one and is written over by the next.
@@ -287,79 +262,19 @@ fn hex_unit(digits: &[u8; 4]) -> Option<u16> {
 /// Values of hex digits, 0xff for other bytes.
 const HEX: [u8; 256] = {
     let mut table = [0xff; 256];
-    let mut value = 0;
+    let mut value = 0u8;
     while value < 16 {
-        table[b"0123456789abcdef"[value] as usize] = value as u8;
-        table[b"0123456789ABCDEF"[value] as usize] = value as u8;
+        table[b"0123456789abcdef"[value as usize] as usize] = value;
+        table[b"0123456789ABCDEF"[value as usize] as usize] = value;
         value += 1;
     }
     table
 };
 
-/// The bytes from the start that stand for themselves: up to a quote, a backslash, a control character or the end.
-fn plain_run(bytes: &[u8]) -> Run {
-    let (words, _) = bytes.as_chunks();
-    let words = &words[..words.len().min(SHORT_RUN_WORDS)];
-    let mut seen = 0;
-    for (index, word) in words.iter().enumerate() {
-        let word = u64::from_le_bytes(*word);
-        seen |= word;
-        let marks = specials(word);
-        if marks != 0 {
-            return Run { len: 8 * index + (marks.trailing_zeros() / 8) as usize, ascii: is_ascii(seen) };
-        }
-    }
-    let rest = &bytes[8 * words.len()..];
-    let found = memchr2(b'"', b'\\', rest).unwrap_or(rest.len());
-    Run { len: 8 * words.len(), ascii: is_ascii(seen) }.and(up_to_control(&rest[..found]))
-}
-
-fn up_to_control(bytes: &[u8]) -> Run {
-    // The lowest byte and the sum of bits are found by vectors; a byte's place is not.
-    let (lowest, seen) = bytes.iter().fold((u8::MAX, 0), |(lowest, seen), byte| (lowest.min(*byte), seen | byte));
-    let len = if lowest < 0x20 { bytes.iter().position(|byte| *byte < 0x20) } else { None };
-    Run { len: len.unwrap_or(bytes.len()), ascii: seen < 0x80 }
-}
-
-fn is_ascii(word: u64) -> bool {
-    word & (ONES << 7) == 0
-}
-
-const ONES: u64 = u64::from_le_bytes([1; 8]);
-
-/// Sets the high bit of the first byte that is a quote, a backslash or a control character; those behind it may be
-/// marked wrongly, since borrows go up.
-fn specials(word: u64) -> u64 {
-    let zero = |x: u64| x.wrapping_sub(ONES) & !x;
-    let quote = zero(word ^ (ONES * b'"' as u64));
-    let backslash = zero(word ^ (ONES * b'\\' as u64));
-    let control = word.wrapping_sub(ONES * 0x20) & !word;
-    (quote | backslash | control) & (ONES << 7)
-}
-
 #[cfg(test)]
 mod tests {
     use super::super::FlawKind;
     use super::*;
-
-    #[test]
-    fn runs_end_at_the_first_special_byte_wherever_it_stands() {
-        for len in 0..100 {
-            for end in [&b"\""[..], b"\\", b"\x1f", b"\0", b"\" \"\x00\\", b"\n\"\\"] {
-                for plain in [b'x', b' ', b'!', b'#', b'[', b']', 0x7f, 0x80, 0xa2, 0xdc, 0xff] {
-                    let bytes = [&vec![plain; len][..], end, &[plain; 40]].concat();
-                    assert_eq!(plain_run(&bytes).len, len, "{plain:02x} {end:02x?}");
-                    assert_eq!(plain_run(&bytes[..len]), Run { len, ascii: len == 0 || plain < 0x80 });
-                }
-            }
-        }
-        for byte in 0..=255 {
-            let special = matches!(byte, b'"' | b'\\' | ..0x20);
-            for len in [1, 8, 40, 100] {
-                assert_eq!(plain_run(&vec![byte; len]).len, if special { 0 } else { len }, "{byte:02x}");
-            }
-        }
-    }
 
     fn decoded(string: &str) -> Result<String, &'static str> {
         let bytes = format!("{string}\"");

@@ -3,12 +3,14 @@
 pub mod cluster;
 pub mod frontend;
 pub mod process;
+pub mod rankpin;
 pub mod raw;
 pub mod server;
 pub mod worker;
 
 pub use cluster::Cluster;
 pub use frontend::Ask;
+pub use rankpin::RouterProcess;
 pub use raw::RawClient;
 pub use server::NatsServer;
 pub use worker::{Behaviour, Worker};

@@ -25,6 +25,8 @@ pub enum Signal {
     Continue,
     /// Asks it to end.
     Terminate,
+    /// The same, as from a keyboard.
+    Interrupt,
 }
 
 impl Process {
@@ -48,9 +50,30 @@ impl Process {
             Signal::Stop => "-STOP",
             Signal::Continue => "-CONT",
             Signal::Terminate => "-TERM",
+            Signal::Interrupt => "-INT",
         };
         let status = Command::new("kill").args([name, &self.child.id().to_string()]).status();
         assert!(status.expect("every system has kill").success(), "kill {name} {} failed", self.name);
+        if matches!(signal, Signal::Stop) {
+            self.wait_until_stopped();
+        }
+    }
+
+    /// All threads have to be stopped before a test goes on; on a busy machine that takes a moment. Where there is no
+    /// `/proc` to see it in, it is taken for done.
+    fn wait_until_stopped(&self) {
+        let tasks = format!("/proc/{}/task", self.child.id());
+        let all_stopped = || {
+            std::fs::read_dir(&tasks).into_iter().flatten().flatten().all(|task| {
+                let stat = std::fs::read_to_string(task.path().join("stat")).unwrap_or_default();
+                stat.rsplit(')').next().is_none_or(|rest| rest.trim_start().starts_with('T'))
+            })
+        };
+        let end = std::time::Instant::now() + super::PATIENCE;
+        while !all_stopped() {
+            assert!(std::time::Instant::now() < end, "{} does not stop", self.name);
+            std::thread::sleep(super::LOOK_AGAIN);
+        }
     }
 
     /// How it ended, if it has.
