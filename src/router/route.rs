@@ -113,7 +113,7 @@ impl Request {
     /// Finds a placement, and makes its pin where one is made before the dispatch. The request is counted there from
     /// then on.
     async fn place(&mut self) -> Result<Decision, RouteError> {
-        self.router.vacate(self.seq, Instant::now());
+        self.leave()?;
         loop {
             if self.cancelled {
                 return Err(RouteError::Cancelled);
@@ -129,9 +129,18 @@ impl Request {
             let Some(value) = self.value_before_dispatch(&decision) else { return Ok(decision) };
             match Box::pin(self.pin_before_dispatch(&decision, value, revision)).await {
                 Pinned::Yes => return Ok(decision),
-                Pinned::AskAgain => self.router.vacate(self.seq, Instant::now()),
+                Pinned::AskAgain => self.leave()?,
             }
         }
+    }
+
+    /// Leaves where it is counted. What a worker has said of it there must not be taken for the next one's word.
+    fn leave(&mut self) -> Result<(), RouteError> {
+        self.router.vacate(self.seq, Instant::now());
+        while let Ok(mail) = self.mail.try_recv() {
+            note(&mail)?;
+        }
+        Ok(())
     }
 
     /// Asks for a placement once, and waits where it has to. `None`: things have changed, ask again.

@@ -234,6 +234,7 @@ async fn with_affinity_off_no_session_is_read() {
     }
     assert_eq!(cluster.ask(Ask::new().session("s").header("x-dp-rank", "2")).await.told(), "w/2 hinted");
     assert!(worker.dispatches().iter().all(|dispatch| dispatch.header("Rankpin-Session").is_none()));
-    let context = async_nats::jetstream::new(cluster.client.clone());
-    assert!(context.get_key_value("rankpin_pins").await.is_err(), "nothing is pinned, so there is no bucket");
+    for session in ["s", "t"] {
+        assert_eq!(cluster.pin(session).await, None);
+    }
 }

@@ -28,6 +28,7 @@ pub struct Cluster {
     pub server: NatsServer,
     pub client: Client,
     pub routers: Vec<RouterTask>,
+    login: Option<(&'static str, &'static str)>,
 }
 
 impl Cluster {
@@ -44,11 +45,25 @@ impl Cluster {
     /// The same, on a server that is there.
     pub async fn on(server: NatsServer, routers: usize, settings: Settings<'_>) -> Self {
         let client = server.client().await;
-        let mut cluster = Self { server, client, routers: Vec::new() };
+        let mut cluster = Self { server, client, routers: Vec::new(), login: None };
         for _ in 0..routers {
             cluster.add_router(settings).await;
         }
         cluster
+    }
+
+    /// A router that runs already, on a server whose users need a login.
+    pub async fn of(server: NatsServer, router: RouterTask, user: &'static str, password: &'static str) -> Self {
+        let client = server.client_as(user, password).await;
+        Self { server, client, routers: vec![router], login: Some((user, password)) }
+    }
+
+    /// A connection of its own, for a worker.
+    pub async fn another_client(&self) -> Client {
+        match self.login {
+            Some((user, password)) => self.server.client_as(user, password).await,
+            None => self.server.client().await,
+        }
     }
 
     /// Another router; returns once it takes requests.
@@ -219,6 +234,12 @@ impl RouterTask {
     /// Tells it to stop, as SIGTERM does.
     pub fn tell_to_stop(&mut self) {
         let _ = self.stop.take().expect("it is told once").send(());
+    }
+
+    /// Why it did not start.
+    pub async fn refused(mut self) -> RouterError {
+        let ended = tokio::time::timeout(PATIENCE, &mut self.task).await.expect("the router gives up in time");
+        ended.expect("the router does not panic").expect_err("it does not start")
     }
 
     /// Waits until it has ended.

@@ -45,3 +45,19 @@ pub async fn settle(client: &async_nats::Client) {
     client.publish(inbox, bytes::Bytes::new()).await.expect("the client takes the message");
     tokio::time::timeout(PATIENCE, echo.next()).await.expect("the server answers").expect("the client lives");
 }
+
+/// What a subscription to `>` has brought so far: everything that was published before this is asked.
+pub async fn so_far(client: &async_nats::Client, tap: &mut async_nats::Subscriber) -> Vec<async_nats::Message> {
+    use futures_util::StreamExt as _;
+
+    let end = client.new_inbox();
+    client.publish(end.clone(), bytes::Bytes::new()).await.expect("the client takes the message");
+    let mut messages = Vec::new();
+    loop {
+        let message = tokio::time::timeout(PATIENCE, tap.next()).await.expect("the end comes").expect("the client lives");
+        if message.subject.as_str() == end {
+            return messages;
+        }
+        messages.push(message);
+    }
+}

@@ -222,7 +222,7 @@ impl<'c> WorkerBuilder<'c> {
 
     /// Starts it, and waits for nobody.
     pub async fn start_unnoticed(self) -> Worker {
-        let client = self.cluster.server.client().await;
+        let client = self.cluster.another_client().await;
         let id = self.registration["worker"].as_str().expect("a text").to_owned();
         let (start, size) = (&self.registration["dp_start"], &self.registration["dp_size"]);
         let (start, size) = (start.as_u64().expect("a number"), size.as_u64().expect("a number"));
