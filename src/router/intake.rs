@@ -119,8 +119,10 @@ impl Router {
         match LoadReport::parse(encoding, &message.payload) {
             Ok(report) => {
                 let now = Instant::now();
+                let worker = report.worker.clone();
                 let taken = self.state().fleet.handle_report(report, now);
                 if taken {
+                    self.settle_idle(&worker, now);
                     self.pump(now);
                 }
             }

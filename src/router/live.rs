@@ -4,6 +4,7 @@
 //! here sees to, and attempts are bounded.
 
 use std::collections::{HashMap, VecDeque};
+use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc::UnboundedSender;
 
@@ -11,12 +12,14 @@ use crate::core::decide::Decision;
 use crate::core::fleet::WorkerSlot;
 use crate::core::id::{DpRank, RequestId, WorkerId};
 use crate::nats::Inbound;
-use crate::wire::event::{Finished, Rejection};
+use crate::wire::event::{Finished, Outcome, Rejection};
 
 /// Most requests under way in one router; one more is answered `overloaded`.
 pub const MAX_LIVE: usize = 65_536;
 /// Most payload bytes of requests under way in one router; beyond, requests are answered `overloaded`.
 pub const MAX_LIVE_BYTES: usize = 1 << 30;
+/// After the router was cut off, reports of idle workers are believed only this much later: they may be from before.
+const SETTLE_AFTER: Duration = Duration::from_secs(2);
 /// Given-up attempts remembered, to cancel them again where their worker accepts late.
 const MAX_GIVEN_UP: usize = 4_096;
 
@@ -75,6 +78,8 @@ pub struct At {
     pub accepted: bool,
     /// Whether a message without an event is its answer.
     pub plain: bool,
+    /// Accepted before the router was cut off at this time: its end may have been missed.
+    pub uncertain: Option<Instant>,
 }
 
 /// Kinds of mail that come once per attempt, as bits.
@@ -172,6 +177,32 @@ impl LiveRequests {
                 live.send(Mail::WorkerLost);
             }
         }
+    }
+
+    /// The router was cut off: the end of what was accepted before may have been missed.
+    pub fn mark_uncertain(&mut self, now: Instant) {
+        for live in self.by_seq.values_mut() {
+            if let Some(at) = live.at.as_mut().filter(|at| at.accepted) {
+                at.uncertain = Some(now);
+            }
+        }
+    }
+
+    /// A worker says that it has nothing to do: requests there whose end may have been missed have ended.
+    pub fn settle_idle(&mut self, slot: WorkerSlot, now: Instant) {
+        for live in self.by_seq.values_mut() {
+            let ended = live.at.as_ref().is_some_and(|at| {
+                at.slot == slot && at.uncertain.is_some_and(|since| now.duration_since(since) > SETTLE_AFTER)
+            });
+            if ended && live.first(Once::Ended) {
+                live.send(Mail::Finished(Box::new(Finished::outcome(Outcome::Ok))));
+            }
+        }
+    }
+
+    /// Whether any request's end may have been missed.
+    pub fn has_uncertain(&self) -> bool {
+        self.by_seq.values().any(|live| live.at.as_ref().is_some_and(|at| at.uncertain.is_some()))
     }
 
     /// Tells every request that is not accepted that the router stops.

@@ -55,6 +55,13 @@ pub struct Claimed {
     settled: bool,
 }
 
+impl Claimed {
+    /// The pin's revision.
+    pub fn revision(&self) -> u64 {
+        self.revision
+    }
+}
+
 /// Whether the pin stands, so that the request may be sent.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Pinned {

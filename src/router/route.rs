@@ -151,6 +151,7 @@ impl Request {
             keys: &self.keys,
             priority: self.priority,
             holds_claim: self.claim.is_some(),
+            claimed: self.claimed.map_or(0, |claimed| claimed.revision()),
             unreachable: self.is_bucket_unreachable(),
         };
         match self.router.ask(&asking, Instant::now()) {

@@ -17,7 +17,7 @@ use crate::core::ask::Ask;
 use crate::core::decide::{Decision, NoPlacement, Pin, Rules, WaitFor, decide};
 use crate::core::fleet::{Fleet, WorkerSlot};
 use crate::core::hash::PinKey;
-use crate::core::id::Placement;
+use crate::core::id::{Placement, WorkerId};
 use crate::core::mode::AffinityMode;
 use crate::core::pins::Mirror;
 use crate::core::queue::Queue;
@@ -126,6 +126,8 @@ pub struct Asking<'r> {
     pub priority: i32,
     /// Whether it holds the claim of its session already.
     pub holds_claim: bool,
+    /// Revision of the pin that this request has itself written; 0 where it has not. To itself it is not pinned there.
+    pub claimed: u64,
     /// Whether the pins bucket is unreachable.
     pub unreachable: bool,
 }
@@ -209,6 +211,15 @@ impl Router {
         self.state().queue.remove(priority, seq);
     }
 
+    /// A worker's report was taken in. One that has nothing to do settles what the router is uncertain of.
+    pub fn settle_idle(&self, worker: &WorkerId, now: Instant) {
+        let mut state = self.state();
+        let Some((slot, worker)) = state.fleet.find(worker.as_str()) else { return };
+        if worker.is_idle(now) && state.live.has_uncertain() {
+            state.live.settle_idle(slot, now);
+        }
+    }
+
     /// The fleet has changed: whoever waits is tried again.
     pub fn pump(&self, now: Instant) {
         self.state().pump(None, self.rules, now);
@@ -217,7 +228,9 @@ impl Router {
 
 impl State {
     fn place(&mut self, asking: &Asking<'_>, rules: Rules, now: Instant) -> Result<Decision, NoPlacement> {
-        let decision = self.decide(asking.ask, asking.keys, asking.unreachable, rules, now)?;
+        let own = asking.claimed != 0 && self.revision(asking.keys, now) == asking.claimed;
+        let keys = if own { &Keys::None } else { asking.keys };
+        let decision = self.decide(asking.ask, keys, asking.unreachable, rules, now)?;
         self.occupy(asking.seq, &decision);
         Ok(decision)
     }
@@ -247,7 +260,13 @@ impl State {
         let plain = self.fleet.get(decision.slot).is_some_and(|worker| worker.spec.kind == WorkerKind::Plain);
         self.fleet.begin(decision.slot, decision.placement.rank);
         if let Some(live) = self.live.get_mut(seq) {
-            live.at = Some(At { slot: decision.slot, rank: decision.placement.rank, accepted: false, plain });
+            live.at = Some(At {
+                slot: decision.slot,
+                rank: decision.placement.rank,
+                accepted: false,
+                plain,
+                uncertain: None,
+            });
         }
     }
 

@@ -23,6 +23,7 @@ pub async fn tick(router: Arc<Router>) {
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     let mut last = Instant::now();
     let mut probed = Instant::now();
+    let mut connects = router.dispatch.state().borrow().connects;
     loop {
         ticks.tick().await;
         let now = Instant::now();
@@ -31,6 +32,10 @@ pub async fn tick(router: Arc<Router>) {
             router.state().fleet.handle_outage_end(now);
         }
         last = now;
+        let stands = router.dispatch.state().borrow().connects;
+        if std::mem::replace(&mut connects, stands) != stands {
+            router.state().live.mark_uncertain(now);
+        }
         router.expire(now);
         if now.duration_since(probed) >= PROBE_EVERY {
             probed = now;

@@ -223,8 +223,7 @@ impl Words {
 
     fn at(&self, token: u64) -> &'static str {
         let draw = xxhash_rust::xxh3::xxh3_64_with_seed(&token.to_le_bytes(), self.seed);
-        let index = usize::try_from(draw % Self::TABLE.len() as u64).expect("it is below the length of a table");
-        Self::TABLE[index]
+        Self::TABLE[(draw % Self::TABLE.len() as u64) as usize]
     }
 }
 

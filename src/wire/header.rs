@@ -51,7 +51,7 @@ pub const RETRY_AFTER: &str = "Retry-After";
 pub const CONTENT_TYPE: &str = "Content-Type";
 
 /// Every header that a router reads, in lower case.
-pub const NAMES: [&str; 26] = [
+pub const NAMES: [&str; 25] = [
     "rankpin-session-id",
     "rankpin-request-id",
     "rankpin-tenant",
@@ -77,7 +77,6 @@ pub const NAMES: [&str; 26] = [
     "x-litellm-session-id",
     "agent-session-id",
     "x-roo-task-id",
-    "rankpin-prefix-keys",
 ];
 
 /// Our name of the wanted worker first, then its alias.

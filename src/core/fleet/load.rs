@@ -107,6 +107,12 @@ impl Worker {
         }
     }
 
+    /// Whether its last report, where it still counts, says that no rank has anything to do.
+    pub fn is_idle(&self, now: Instant) -> bool {
+        let idle = |report: &Report| report.ranks.iter().all(|load| load.inflight == 0 && load.queued == 0);
+        self.fresh_report(now).is_some_and(|report| !report.ranks.is_empty() && idle(report))
+    }
+
     /// The last report, where it still counts.
     pub fn fresh_report(&self, now: Instant) -> Option<&Report> {
         let (report, at) = self.report.as_ref()?;
