@@ -475,3 +475,6 @@ impl Cause {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -11,6 +11,8 @@ use super::load::Report;
 use super::worker::{WorkerKind, WorkerSpec, WorkerState};
 
 mod load;
+#[cfg(test)]
+mod tests;
 
 /// A worker without a sign of life for this long is lost (protocol section 6).
 pub const LOST_AFTER: Duration = Duration::from_secs(6);

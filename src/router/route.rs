@@ -8,6 +8,7 @@ use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::sync::watch;
 
 use super::derived::Continued;
+use super::later::Later;
 use super::live::{Mail, Seq};
 use super::pinning::{Claim, Claimed, Pinned};
 use super::state::{Asked, Asking, Keys, Router};
@@ -51,6 +52,10 @@ pub struct Request {
     pub(super) claim: Option<Claim>,
     /// The pin that this request has written before its dispatch.
     pub(super) claimed: Option<Claimed>,
+    /// The pins that it has written at its acceptance.
+    pub(super) later: Vec<Later>,
+    /// Whether the worker that accepted it has given it back, and no other has accepted it since.
+    pub(super) given_back: bool,
     /// Lost races for the pin.
     pub(super) contested: u32,
     /// Whether the leader was asked while the mirror was behind.

@@ -24,7 +24,7 @@ async fn a_silent_worker_is_given_up_and_told_so() {
     assert!((before + 600..=after + 600).contains(&accept_by), "{before} {accept_by} {after}");
     let second = b.dispatch(0).await;
     assert_eq!(second.attempt(), "2");
-    assert_eq!(second.header("Rankpin-Decision"), Some("repinned,worker-lost"));
+    assert_eq!(second.header("Rankpin-Decision"), Some("placed,worker-lost"));
     assert_eq!(second.header("Rankpin-Request-Id"), Some("r"));
     assert_ne!(first.message.reply, second.message.reply, "each attempt has an inbox of its own");
     assert_eq!(a.cancel(0).await, ("r".to_owned(), "1".to_owned()));
@@ -60,12 +60,12 @@ async fn with_nobody_left_the_error_is_the_last_attempts() {
     let refusal = cluster.turn("s").await.router_refusal();
     assert_eq!((refusal.status, refusal.code.as_str()), (504, "accept_timeout"));
     assert_eq!(worker.count(), 1);
-    let _refusing = cluster.worker("a").behaves(Behaviour::Reject(429, "overloaded")).start().await;
+    let _refusing = cluster.worker("a").behaves(Behaviour::Reject(503, "draining")).start().await;
     // First the silent one, where it is pinned, then the one that refuses; and the other way round.
-    cluster.put_pin("t", "w", None).await;
-    cluster.routers[0].reaches("pins_mirrored", 1.0).await;
-    assert_eq!(cluster.at("t").await, "429 overloaded");
-    assert_eq!(cluster.ask(Ask::new()).await.at(), "504 accept_timeout");
+    for (session, first, wanted) in [("t", "w", "503 no_worker"), ("u", "a", "504 accept_timeout")] {
+        cluster.put_pin(session, first, None).await;
+        assert_eq!(cluster.at(session).await, wanted, "first {first}");
+    }
 }
 
 #[tokio::test]
@@ -78,7 +78,8 @@ async fn a_worker_that_accepts_only_when_it_is_given_up_is_not_taken_for_the_nex
         slow.push(worker);
     }
     let accepting = slow.iter().map(async |worker| {
-        let mut cancels = worker.client.subscribe(format!("rankpin.worker.{}.cancel", worker.id)).await.expect("subscribes");
+        let mut cancels =
+            worker.client.subscribe(format!("rankpin.worker.{}.cancel", worker.id)).await.expect("subscribes");
         crate::support::settle(&worker.client).await;
         while futures_util::StreamExt::next(&mut cancels).await.is_some() {
             for dispatch in worker.dispatches() {

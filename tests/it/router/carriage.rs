@@ -110,7 +110,8 @@ async fn a_reply_subject_outside_the_prefixes_is_never_published_to() {
     let cluster = Cluster::with(2, &[("reply_prefixes", "_INBOX.,answers.")]).await;
     let worker = cluster.worker("w").start().await;
     let mut tap = cluster.subscribe(">").await;
-    let bad = ["elsewhere", "$KV.rankpin_pins.x", "$JS.API.STREAM.DELETE.KV_rankpin_pins", "rankpin.request.other", "_INBOX"];
+    let bad =
+        ["elsewhere", "$KV.rankpin_pins.x", "$JS.API.STREAM.DELETE.KV_rankpin_pins", "rankpin.request.other", "_INBOX"];
     for (n, reply) in bad.iter().enumerate() {
         // Whether it could be served, would be refused, or is none at all.
         let models = ["m", "unknown", "%zz"];
@@ -126,7 +127,11 @@ async fn a_reply_subject_outside_the_prefixes_is_never_published_to() {
     };
     crate::support::eventually("all are dropped", crate::support::PATIENCE, dropped).await;
     let mut good = cluster.subscribe("answers.>").await;
-    cluster.client.publish_with_reply("rankpin.request.m", "answers.1", "{\"messages\":[]}".into()).await.expect("sent");
+    cluster
+        .client
+        .publish_with_reply("rankpin.request.m", "answers.1", "{\"messages\":[]}".into())
+        .await
+        .expect("sent");
     let answer = tokio::time::timeout(crate::support::PATIENCE, good.next()).await.expect("in time").expect("lives");
     assert_eq!(&answer.payload[..], b"done");
     for message in so_far(&cluster.client, &mut tap).await {

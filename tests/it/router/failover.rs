@@ -11,7 +11,7 @@ async fn nobody_on_a_rank_marks_that_rank_lost_for_a_while() {
     let mut worker = cluster.worker("w").ranks(0, 2).deaf_on(0).start().await;
     let session = sessions_hashing_to(0, 2).next().expect("there are many");
     // Its own rank is dead, and there is no other worker: the least loaded rank.
-    assert_eq!(cluster.turn(&session).await.told(), "w/1 repinned,worker-lost");
+    assert_eq!(cluster.turn(&session).await.told(), "w/1 placed,worker-lost");
     assert_eq!(cluster.pinned_at(&session).await.as_deref(), Some("w/1"));
     assert_eq!(worker.dispatch(0).await.attempt(), "2");
     // The rank counts as not declared now: it is not even tried, and asking for it is no mistake of the frontend.
@@ -155,7 +155,6 @@ async fn a_hard_pin_moves_for_a_draining_worker_and_waits_for_an_overloaded_one(
     let a = cluster.worker("a").start().await;
     let b = cluster.worker("b").start().await;
     cluster.put_pin("s", "a", None).await;
-    cluster.routers[0].reaches("pins_mirrored", 1.0).await;
     a.behave(Behaviour::Reject(429, "overloaded"));
     assert_eq!(cluster.ask(Ask::new().session("s").timeout_ms(300)).await.at(), "429 overloaded");
     assert_eq!(b.count(), 0);

@@ -44,8 +44,14 @@ async fn header_blocks_that_kill_the_client_are_survived_in_the_same_process() {
     let inbox = inbox_seen_by(&cluster, &worker).await;
     let mut raw = RawClient::connect(&cluster.server).await;
     for (n, poison) in POISON.into_iter().enumerate() {
-        let subjects =
-            ["rankpin.request.m", "rankpin.trusted.m", "rankpin.cancel.x", "rankpin.load.w", &inbox, &format!("{inbox}x")];
+        let subjects = [
+            "rankpin.request.m",
+            "rankpin.trusted.m",
+            "rankpin.cancel.x",
+            "rankpin.load.w",
+            &inbox,
+            &format!("{inbox}x"),
+        ];
         for subject in subjects {
             raw.publish(subject, Some("_INBOX.raw"), poison, b"{}").await;
         }
@@ -91,7 +97,8 @@ async fn stored_poison_stops_neither_who_runs_nor_who_starts() {
     // What is stored behind the poison is found.
     let _late = cluster.worker("late").start_unnoticed().await;
     cluster.put_pin("behind", "late", None).await;
-    let found = async || (cluster.ask(Ask::new().header("Rankpin-Target-Worker", "late")).await.at() == "late").then_some(());
+    let found =
+        async || (cluster.ask(Ask::new().header("Rankpin-Target-Worker", "late")).await.at() == "late").then_some(());
     eventually("a worker that registered behind it is found", PATIENCE * 2, found).await;
     assert_eq!(cluster.at("behind").await, "late");
     cluster.add_router(&[]).await;

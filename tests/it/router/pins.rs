@@ -143,7 +143,6 @@ async fn fields_of_a_newer_router_are_no_reason_to_refuse_a_pin() {
     let mut pin = pin_value("s", "w", Some(2));
     pin["since"] = json!({"some": ["thing"]});
     cluster.put_pin_value("s", pin.to_string().as_bytes()).await;
-    cluster.routers[0].reaches("pins_mirrored", 1.0).await;
     assert_eq!(cluster.turn("s").await.told(), "w/2 pinned");
 }
 

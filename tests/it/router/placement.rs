@@ -59,7 +59,6 @@ async fn a_worker_of_one_rank_never_gets_one() {
     // A pin of its first rank is met by it, another is none that it declares.
     cluster.put_pin("at-8", "w", Some(8)).await;
     cluster.put_pin("at-9", "w", Some(9)).await;
-    cluster.routers[0].reaches("pins_mirrored", 3.0).await;
     assert_eq!(cluster.turn("at-8").await.told(), "w pinned");
     assert_eq!(cluster.turn("at-9").await.told(), "w repinned,worker-lost");
     assert!(worker.dispatches().iter().all(|dispatch| dispatch.header("Rankpin-Dp-Rank").is_none()));
@@ -119,7 +118,6 @@ async fn a_pin_on_a_worker_alone_is_completed() {
     let _b = cluster.worker("b").ranks(4, 4).start().await;
     for (n, session) in ["x", "y", "z"].into_iter().enumerate() {
         cluster.put_pin(session, "b", None).await;
-        cluster.routers[0].reaches("pins_mirrored", n as f64 + 1.0).await;
         let wanted = hashed_at("b", session, 4, 4);
         assert_eq!(cluster.turn(session).await.told(), format!("{wanted} pinned,completed"));
         assert_eq!(cluster.pinned_at(session).await, Some(wanted.clone()));
@@ -127,7 +125,6 @@ async fn a_pin_on_a_worker_alone_is_completed() {
     }
     // With the rank that is asked for, where one is.
     cluster.put_pin("hinted", "b", None).await;
-    cluster.routers[0].reaches("pins_mirrored", 4.0).await;
     let rank = 4 + (hashed("hinted", 0, 4) + 1) % 4;
     let ask = Ask::new().session("hinted").header("Rankpin-Target-Dp-Rank", &rank.to_string());
     assert_eq!(cluster.ask(ask).await.at(), format!("b/{rank}"));

@@ -44,7 +44,8 @@ async fn by_priority_then_age() {
     let worker = cluster.worker("w").with("max_inflight", 1).behaves(Behaviour::Hold).start().await;
     let held = hold(&cluster, &worker, Ask::new()).await;
     let mut waiting = Vec::new();
-    for (session, priority) in [("o1", "0"), ("o2", "5"), ("o3", "0"), ("o4", "-1"), ("o5", "5"), ("o6", "2147483647")] {
+    for (session, priority) in [("o1", "0"), ("o2", "5"), ("o3", "0"), ("o4", "-1"), ("o5", "5"), ("o6", "2147483647")]
+    {
         let ask = Ask::new().session(session).header("Rankpin-Priority", priority);
         waiting.push(queue(&cluster, ask).await);
     }

@@ -128,7 +128,7 @@ impl Cluster {
         Some(placement(pin["worker"].as_str().expect("a worker"), pin["dp_rank"].as_u64()))
     }
 
-    /// Stores a pin as another router would. Returns its revision.
+    /// Stores a pin as another router would, and waits until every router has seen it. Returns its revision.
     pub async fn put_pin(&self, session: &str, worker: &str, rank: Option<u16>) -> u64 {
         self.put_pin_value(session, pin_value(session, worker, rank).to_string().as_bytes()).await
     }
@@ -136,7 +136,19 @@ impl Cluster {
     /// Stores any bytes as the pin of a session of model `m`.
     pub async fn put_pin_value(&self, session: &str, value: &[u8]) -> u64 {
         let key = PinKey::of("", "m", session).to_string();
-        self.bucket("rankpin_pins").await.put(key, value.to_vec().into()).await.expect("is stored")
+        let revision = self.bucket("rankpin_pins").await.put(key, value.to_vec().into()).await.expect("is stored");
+        self.mirrors_pins().await;
+        revision
+    }
+
+    /// Waits until every router mirrors as many pins as there are.
+    pub async fn mirrors_pins(&self) {
+        let context = jetstream::new(self.client.clone());
+        let stream = context.get_stream("KV_rankpin_pins").await.expect("a router has made the bucket");
+        let count = stream.cached_info().state.messages;
+        for router in &self.routers {
+            router.reaches("pins_mirrored", count as f64).await;
+        }
     }
 
     /// Waits until every router knows so many workers.

@@ -54,7 +54,8 @@ pub async fn so_far(client: &async_nats::Client, tap: &mut async_nats::Subscribe
     client.publish(end.clone(), bytes::Bytes::new()).await.expect("the client takes the message");
     let mut messages = Vec::new();
     loop {
-        let message = tokio::time::timeout(PATIENCE, tap.next()).await.expect("the end comes").expect("the client lives");
+        let message =
+            tokio::time::timeout(PATIENCE, tap.next()).await.expect("the end comes").expect("the client lives");
         if message.subject.as_str() == end {
             return messages;
         }

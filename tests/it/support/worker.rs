@@ -139,7 +139,8 @@ impl Dispatch {
     /// The first message of the reply stream, with what that carries.
     pub async fn reply(&self, more: &[(&str, &str)], payload: &str) {
         let Some(reply_to) = self.header("Rankpin-Reply-To") else { return };
-        let carried = ["Rankpin-Request-Id", "Rankpin-Attempt", "Rankpin-Worker", "Rankpin-Dp-Rank", "Rankpin-Decision"];
+        let carried =
+            ["Rankpin-Request-Id", "Rankpin-Attempt", "Rankpin-Worker", "Rankpin-Dp-Rank", "Rankpin-Decision"];
         let mut headers: Vec<_> = carried.iter().filter_map(|name| Some((*name, self.header(name)?))).collect();
         headers.push(("Rankpin-Seq", "0"));
         headers.extend_from_slice(more);
