@@ -135,7 +135,7 @@ pub fn decide(
         Pin::Unreachable => view.afresh(false, None, true, rng),
     }?;
     if decision.reason != Reason::Pinned {
-        fleet.note_pick(decision.slot);
+        fleet.note_pick(decision.slot, decision.placement.rank);
     }
     Ok(decision)
 }
@@ -209,16 +209,18 @@ impl<'a> View<'a> {
         let Some((slot, worker)) = self.pinned_worker(pin) else {
             return self.afresh(true, Some(self.why_gone(pin)), false, rng);
         };
-        let placement = match self.resolve_pin(pin, worker) {
-            Ok(placement) => placement,
-            Err(cause) => return self.afresh(true, Some(cause), false, rng),
-        };
+        if !self.is_declared(pin, worker) {
+            return self.afresh(true, Some(Cause::WorkerLost), false, rng);
+        }
         if let Some(against) = self.conflict(pin, worker) {
             return match self.rules.mode {
                 AffinityMode::Soft => self.afresh(true, None, false, rng),
                 AffinityMode::Hard | AffinityMode::Off => Err(NoPlacement::Refused(RouteError::PinConflict(against))),
             };
         }
+        let Some(placement) = self.resolve_pin(pin, worker) else {
+            return self.afresh(true, Some(Cause::WorkerLost), false, rng);
+        };
         if let Some(excluded) = self.ask.exclusion(&placement.worker, placement.rank) {
             return self.afresh(true, Some(cause_of(excluded)), false, rng);
         }
@@ -234,7 +236,11 @@ impl<'a> View<'a> {
             slot,
             reason: if self.hinted() { Reason::Hinted } else { Reason::Pinned },
             cause: if completed { Some(Cause::Completed) } else { self.derived() },
-            pin: if completed { PinStep::Complete } else { PinStep::Keep },
+            pin: match (completed, self.rules.mode) {
+                (false, _) => PinStep::Keep,
+                (true, AffinityMode::Hard) => PinStep::Complete,
+                (true, AffinityMode::Soft | AffinityMode::Off) => PinStep::AfterAccept,
+            },
         })
     }
 
@@ -253,28 +259,29 @@ impl<'a> View<'a> {
         }
     }
 
-    /// The pin as a placement on this worker; the cause to leave it where its rank is not declared, or lost.
-    fn resolve_pin(&self, pin: &Placement, worker: &Worker) -> Result<Placement, Cause> {
-        let ranks = worker.spec.ranks;
-        if let Some(rank) = pin.rank
-            && !ranks.contains(rank)
-        {
-            return Err(Cause::WorkerLost);
+    /// Whether the pin's rank is there: one that is not declared, or is lost, is left.
+    fn is_declared(&self, pin: &Placement, worker: &Worker) -> bool {
+        let Some(rank) = pin.rank else { return true };
+        worker.spec.ranks.contains(rank) && !worker.is_marked(Some(rank), self.now)
+    }
+
+    /// The pin as a placement on this worker, with a rank where one is wanted and the pin has none; `None` where that
+    /// rank is lost.
+    fn resolve_pin(&self, pin: &Placement, worker: &Worker) -> Option<Placement> {
+        let at = |rank| Some(Placement { worker: worker.spec.id.clone(), rank });
+        if worker.spec.ranks.size() == 1 {
+            return at(None);
         }
-        let at = |rank| Placement { worker: worker.spec.id.clone(), rank };
-        if ranks.size() == 1 {
-            return Ok(at(None));
-        }
-        let rank = match (pin.rank, self.rules.mode) {
-            (Some(rank), _) => rank,
-            (None, AffinityMode::Hard) => match (&self.ask.rank_hint, &self.ask.session) {
-                (Some(RankHint::Rank(rank)), _) => *rank,
-                (_, Some(session)) => self.session_rank(session, worker).ok_or(Cause::WorkerLost)?,
-                (_, None) => return Ok(at(None)),
-            },
-            (None, AffinityMode::Soft | AffinityMode::Off) => return Ok(at(None)),
+        let wanted = match self.ask.rank_hint {
+            Some(RankHint::Rank(rank)) => Some(rank),
+            Some(RankHint::Invalid(_)) | None => None,
         };
-        if worker.is_marked(Some(rank), self.now) { Err(Cause::WorkerLost) } else { Ok(at(Some(rank))) }
+        let rank = match (pin.rank.or(wanted), &self.ask.session, self.rules.mode) {
+            (Some(rank), ..) => rank,
+            (None, Some(session), AffinityMode::Hard) => self.session_rank(session, worker)?,
+            (None, None, AffinityMode::Hard) | (None, _, AffinityMode::Soft | AffinityMode::Off) => return at(None),
+        };
+        if worker.is_marked(Some(rank), self.now) { None } else { at(Some(rank)) }
     }
 
     fn session_rank(&self, session: &super::session::Session, worker: &Worker) -> Option<DpRank> {
@@ -290,10 +297,10 @@ impl<'a> View<'a> {
         if !is_hinted_worker(ask, worker) {
             return Some("the worker that this request");
         }
-        // A pin without rank speaks against no rank: it is completed with the one that is asked for.
+        // A pin without rank speaks against no rank of its worker: it is completed with the one that is asked for.
         let pinned = if worker.spec.ranks.size() == 1 { Some(worker.spec.ranks.start()) } else { pin.rank };
-        if let (Some(RankHint::Rank(wanted)), Some(pinned)) = (&ask.rank_hint, pinned)
-            && *wanted != pinned
+        if let Some(RankHint::Rank(wanted)) = ask.rank_hint
+            && (!worker.spec.ranks.contains(wanted) || pinned.is_some_and(|pinned| pinned != wanted))
         {
             return Some("the rank that this request");
         }
@@ -370,7 +377,7 @@ impl<'a> View<'a> {
         }
     }
 
-    /// The rank of a worker with the least load that is not lost and has not failed; ties by the lowest rank.
+    /// The rank of a worker with the least load that is not lost and has not failed; ties in turn.
     fn least_loaded_rank(&self, worker: &Worker) -> Option<DpRank> {
         let wants_rank =
             self.ask.session.is_some() && self.rules.mode == AffinityMode::Hard && self.ask.rank_hint.is_none();
@@ -384,7 +391,7 @@ impl<'a> View<'a> {
             .filter(|&rank| {
                 !worker.is_marked(Some(rank), self.now) && self.ask.exclusion(&worker.spec.id, Some(rank)).is_none()
             })
-            .min_by_key(|&rank| worker.load_of(rank, self.now))
+            .min_by_key(|&rank| (worker.load_of(rank, self.now), worker.turn_of(rank)))
     }
 
     fn rendezvous<'c>(&self, candidates: &'c Candidates) -> Option<&'c Candidate> {
@@ -476,3 +483,6 @@ impl Cause {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -11,6 +11,8 @@ use super::load::Report;
 use super::worker::{WorkerKind, WorkerSpec, WorkerState};
 
 mod load;
+#[cfg(test)]
+mod tests;
 
 /// A worker without a sign of life for this long is lost (protocol section 6).
 pub const LOST_AFTER: Duration = Duration::from_secs(6);
@@ -53,6 +55,8 @@ pub struct Worker {
     pub spec: WorkerSpec,
     /// Number of the pick that last chose it; 0 where none has.
     pub last_pick: u64,
+    /// The rank that was last picked on it.
+    last_rank: Option<DpRank>,
     source: Source,
     registered: bool,
     last_sign: Instant,
@@ -151,7 +155,10 @@ impl Fleet {
         self.unlist(index);
         let worker = self.at_mut(index).expect("the index names workers that are there");
         worker.registered = true;
-        worker.own.truncate(spec.ranks.size() as usize);
+        if worker.spec.ranks != spec.ranks {
+            // Counts stay with their ranks; those of ranks that went go along.
+            worker.own = spec.ranks.iter().map(|rank| worker.own_on(rank)).collect();
+        }
         worker.spec = spec;
         self.list(index);
         Registered::Changed
@@ -297,12 +304,13 @@ impl Fleet {
             || self.known_models.get(model).is_some_and(|seen| now.saturating_duration_since(*seen) <= MODEL_KNOWN_FOR)
     }
 
-    /// Counts a pick, for policies that take turns.
-    pub fn note_pick(&mut self, slot: WorkerSlot) {
+    /// Counts a pick, for policies that take turns, and for ranks that do.
+    pub fn note_pick(&mut self, slot: WorkerSlot, rank: Option<DpRank>) {
         self.picks += 1;
         let picks = self.picks;
         if let Some(worker) = self.get_mut(slot) {
             worker.last_pick = picks;
+            worker.last_rank = rank.or(worker.last_rank);
         }
     }
 
@@ -321,6 +329,7 @@ impl Fleet {
         let worker = Worker {
             spec,
             last_pick: 0,
+            last_rank: None,
             source,
             registered: true,
             last_sign,
@@ -396,6 +405,15 @@ impl Worker {
     /// Whether the rank (or without one, the whole worker) is marked lost.
     pub fn is_marked(&self, rank: Option<DpRank>, now: Instant) -> bool {
         self.marks.iter().any(|mark| mark.rank == rank && mark.until > now)
+    }
+
+    /// How many ranks come before this one, in turns that begin after the rank that was last picked.
+    pub fn turn_of(&self, rank: DpRank) -> usize {
+        let ranks = self.spec.ranks;
+        let place = |rank| ranks.index_of(rank);
+        let first = self.last_rank.and_then(place).map_or(0, |last| last + 1);
+        let size = ranks.size() as usize;
+        (place(rank).unwrap_or(0) + size - first % size) % size
     }
 
     /// The process behind it.

@@ -17,3 +17,6 @@ pub mod policy;
 pub mod queue;
 pub mod session;
 pub mod worker;
+
+#[cfg(test)]
+mod testing;

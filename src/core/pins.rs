@@ -165,3 +165,127 @@ impl Mirror {
         self.entries.is_empty()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::core::testing::{at, start};
+
+    const TTL: Duration = Duration::from_secs(400);
+    const QUARTER: Duration = Duration::from_secs(100);
+    const MOMENT: Duration = Duration::from_millis(1);
+
+    fn key(session: &str) -> PinKey {
+        PinKey::of("", "m", session)
+    }
+
+    fn pin(worker: &str) -> Option<Pin> {
+        Some(Pin { placement: at(worker, Some(1)), origin: Origin::Named, root: None, shared: false })
+    }
+
+    fn derived(shared: bool) -> Option<Pin> {
+        pin("a").map(|pin| Pin { origin: Origin::Derived, shared, ..pin })
+    }
+
+    fn worker(mirror: &Mirror, session: &str, now: Instant) -> Option<String> {
+        Some(mirror.get(key(session), now)?.pin.as_ref()?.placement.worker.to_string())
+    }
+
+    #[test]
+    fn a_pin_ends_by_the_mirrors_own_clock() {
+        let now = start();
+        let mut mirror = Mirror::new(TTL);
+        mirror.handle_value(key("s"), 7, pin("a"), now);
+        assert_eq!(worker(&mirror, "s", now + TTL - MOMENT).as_deref(), Some("a"));
+        assert_eq!(mirror.get(key("s"), now + TTL), None);
+        assert_eq!((mirror.revision(key("s"), now), mirror.revision(key("s"), now + TTL)), (7, 0));
+        // Put again in between, only its last age counts.
+        mirror.handle_value(key("s"), 8, pin("a"), now + QUARTER);
+        mirror.expire(now + TTL, 100);
+        assert_eq!(mirror.len(), 1);
+        mirror.expire(now + QUARTER + TTL, 100);
+        assert!(mirror.is_empty());
+    }
+
+    #[test]
+    fn one_look_at_ages_is_bounded() {
+        let now = start();
+        let mut mirror = Mirror::new(TTL);
+        for n in 0..10 {
+            mirror.handle_value(key(&n.to_string()), n + 1, pin("a"), now);
+        }
+        mirror.expire(now + TTL, 4);
+        assert_eq!(mirror.len(), 6);
+        mirror.expire(now + TTL, 100);
+        assert!(mirror.is_empty());
+    }
+
+    #[test]
+    fn older_news_is_ignored() {
+        let now = start();
+        let mut mirror = Mirror::new(TTL);
+        mirror.handle_value(key("s"), 7, pin("b"), now);
+        mirror.handle_value(key("s"), 6, pin("a"), now + MOMENT);
+        mirror.handle_own(key("s"), 5, pin("a"), now + MOMENT);
+        assert_eq!(worker(&mirror, "s", now).as_deref(), Some("b"));
+        mirror.handle_value(key("s"), 8, None, now);
+        assert_eq!((worker(&mirror, "s", now), mirror.revision(key("s"), now)), (None, 8), "replaced at its revision");
+        mirror.forget(key("s"));
+        assert_eq!(mirror.revision(key("s"), now), 0);
+    }
+
+    #[test]
+    fn a_placement_is_confirmed_once_whoever_refreshes_it() {
+        let now = start();
+        let ours = |mirror: &Mirror| mirror.get(key("s"), now).expect("it is there").ours;
+        let mut mirror = Mirror::new(TTL);
+        mirror.handle_value(key("s"), 1, pin("a"), now);
+        assert!(!ours(&mirror), "another router's claim");
+        mirror.handle_own(key("s"), 2, pin("a"), now);
+        assert!(ours(&mirror));
+        mirror.handle_value(key("s"), 2, pin("a"), now);
+        mirror.handle_value(key("s"), 3, pin("a"), now);
+        assert!(ours(&mirror), "the same placement");
+        mirror.handle_value(key("s"), 4, pin("b"), now);
+        assert!(!ours(&mirror), "another placement");
+        // What the watch brings first is taken over by the own write's answer.
+        mirror.handle_own(key("s"), 4, pin("b"), now);
+        assert!(ours(&mirror));
+    }
+
+    #[test]
+    fn a_use_refreshes_once_per_quarter() {
+        let now = start();
+        let mut mirror = Mirror::new(TTL);
+        assert!(!mirror.take_refresh(key("s"), now), "there is none");
+        mirror.handle_value(key("s"), 1, pin("a"), now);
+        assert!(!mirror.take_refresh(key("s"), now + QUARTER - MOMENT));
+        assert!(mirror.take_refresh(key("s"), now + QUARTER));
+        assert!(!mirror.take_refresh(key("s"), now + 2 * QUARTER - MOMENT), "whatever became of the write");
+        assert!(mirror.take_refresh(key("s"), now + 2 * QUARTER));
+        mirror.handle_own(key("s"), 2, pin("a"), now + 2 * QUARTER);
+        assert!(!mirror.take_refresh(key("s"), now + 3 * QUARTER - MOMENT));
+        mirror.handle_value(key("s"), 3, None, now);
+        assert!(!mirror.take_refresh(key("s"), now + TTL), "a deleted one has no age to refresh");
+    }
+
+    #[test]
+    fn derived_pins_are_counted() {
+        let now = start();
+        let mut mirror = Mirror::new(TTL);
+        mirror.handle_value(key("named"), 1, pin("a"), now);
+        for (revision, session) in [(2, "s"), (3, "t"), (4, "u")] {
+            mirror.handle_value(key(session), revision, derived(false), now);
+        }
+        mirror.handle_value(key("s"), 5, derived(true), now);
+        assert_eq!(mirror.derived(), 3);
+        mirror.handle_value(key("s"), 6, None, now);
+        mirror.handle_value(key("t"), 7, pin("a"), now);
+        assert_eq!(mirror.derived(), 1);
+        mirror.expire(now + TTL, 100);
+        assert_eq!((mirror.derived(), mirror.len()), (0, 0));
+        mirror.handle_value(key("s"), 8, derived(false), now + TTL);
+        mirror.clear();
+        assert_eq!((mirror.derived(), mirror.len()), (0, 0));
+    }
+}

@@ -61,3 +61,95 @@ impl<T> Queue<T> {
         self.waiting.is_empty()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn drain(queue: &mut Queue<&'static str>) -> Vec<&'static str> {
+        let mut order = Vec::new();
+        queue.pump(
+            |_| true,
+            |request| {
+                order.push(*request);
+                true
+            },
+        );
+        order
+    }
+
+    #[test]
+    fn by_priority_then_age() {
+        let mut queue = Queue::default();
+        for (priority, age, request) in [
+            (0, 1, "old"),
+            (5, 2, "high"),
+            (0, 3, "young"),
+            (-1, 4, "low"),
+            (5, 5, "high, young"),
+            (i32::MAX, 6, "top"),
+        ] {
+            assert!(queue.push(priority, age, request));
+        }
+        assert_eq!(queue.remove(0, 9), None);
+        assert_eq!(queue.remove(5, 2), Some("high"));
+        assert_eq!(drain(&mut queue), ["top", "high, young", "old", "young", "low"]);
+        assert!(queue.is_empty());
+    }
+
+    #[test]
+    fn who_finds_no_room_stays_and_others_pass_by() {
+        let mut queue = Queue::default();
+        for (age, request) in [(1, "a"), (2, "b"), (3, "a"), (4, "b")] {
+            queue.push(0, age, request);
+        }
+        let mut room = 1;
+        queue.pump(
+            |_| true,
+            |request| {
+                let fits = *request == "b" && room > 0;
+                room -= usize::from(fits);
+                fits
+            },
+        );
+        assert_eq!(drain(&mut queue), ["a", "a", "b"]);
+    }
+
+    #[test]
+    fn one_release_tries_a_bounded_number_and_passes_over_those_that_cannot_go() {
+        let mut queue = Queue::default();
+        let count = u64::try_from(MAX_TRIED).expect("small") * 2;
+        for age in 0..count {
+            queue.push(0, age, if age < count / 2 { "elsewhere" } else { "here" });
+        }
+        let mut tried = 0;
+        queue.pump(
+            |request| *request == "here",
+            |_| {
+                tried += 1;
+                false
+            },
+        );
+        assert_eq!((tried, queue.len()), (MAX_TRIED, 2 * MAX_TRIED));
+        let mut tried = 0;
+        queue.pump(
+            |_| true,
+            |_| {
+                tried += 1;
+                true
+            },
+        );
+        assert_eq!((tried, queue.len()), (MAX_TRIED, MAX_TRIED));
+    }
+
+    #[test]
+    fn it_is_bounded() {
+        let mut queue = Queue::default();
+        for age in 0..MAX_QUEUED as u64 {
+            assert!(queue.push(0, age, ()));
+        }
+        assert!(!queue.push(9, u64::MAX, ()), "whatever its priority");
+        queue.remove(0, 0);
+        assert!(queue.push(9, u64::MAX, ()));
+    }
+}

@@ -183,6 +183,8 @@ fn take(
         continued: None,
         claim: None,
         claimed: None,
+        later: Vec::new(),
+        given_back: false,
         contested: 0,
         rechecked: false,
         last_failure: None,

@@ -2,8 +2,6 @@
 
 use std::time::Instant;
 
-use bytes::Bytes;
-
 use super::admit::derived_pin_key;
 use super::route::Request;
 use super::state::{Keys, find_pin};
@@ -55,42 +53,45 @@ impl Request {
         let (Some(prefixes), Some(session)) = (&self.prefixes, &self.ask.session) else { return };
         let root = self.root(session).to_owned();
         let at = |key, shared| Write { key, placement: decision.placement.clone(), shared, root: root.clone() };
+        let mut writes = Vec::new();
         match &self.continued {
-            None => self.pin_opening(at(prefixes.full(), false)),
+            None => writes.extend(self.opening(at(prefixes.full(), false))),
             Some(continued) if continued.pin.placement != decision.placement => {
-                self.write_derived(at(prefixes.keys()[continued.index], false));
+                writes.push(at(prefixes.keys()[continued.index], false));
             }
             Some(continued) => self.refresh_derived(continued),
         }
-        let Some(last_assistant) = prefixes.last_assistant() else { return };
-        let followed = self.continued.as_ref().is_some_and(|continued| {
-            prefixes.covers_assistant(continued.index) && continued.pin.placement == decision.placement
-        });
-        if !followed && !self.is_pinned_well(last_assistant) {
-            self.write_derived(at(last_assistant, false));
+        if let Some(last_assistant) = prefixes.last_assistant() {
+            let followed = self.continued.as_ref().is_some_and(|continued| {
+                prefixes.covers_assistant(continued.index) && continued.pin.placement == decision.placement
+            });
+            if !followed && !self.is_pinned_well(last_assistant) {
+                writes.push(at(last_assistant, false));
+            }
+        }
+        for write in writes {
+            self.write_derived(&write);
         }
     }
 
-    /// Pins the full input of a request that continues nothing. Where several conversations begin so, and on different
-    /// placements, the pin is marked: the next turns are placed afresh rather than all on one rank.
-    fn pin_opening(&self, write: Write) {
+    /// The pin of the full input of a request that continues nothing. Where several conversations begin so, and on
+    /// different placements, the pin is marked: the next turns are placed afresh rather than all on one rank.
+    fn opening(&self, write: Write) -> Option<Write> {
         let existing = {
             let state = self.router.state();
             let key = derived_pin_key(&self.ask, write.key);
             state.mirror.get(key, Instant::now()).and_then(|entry| entry.pin.clone())
         };
-        match existing {
-            None => self.write_derived(write),
-            Some(pin) if pin.shared || pin.placement == write.placement => {}
-            Some(pin) if !self.is_pinned_well(write.key) => {
-                let root = pin.root.as_deref().map_or(write.root.clone(), str::to_owned);
-                self.write_derived(Write { root, ..write });
-            }
-            Some(pin) => {
-                let root = pin.root.as_deref().map_or(write.root, str::to_owned);
-                self.write_derived(Write { placement: pin.placement, shared: true, root, key: write.key });
-            }
+        let Some(pin) = existing else { return Some(write) };
+        if pin.shared || pin.placement == write.placement {
+            return None;
         }
+        let root = pin.root.as_deref().map_or(write.root, str::to_owned);
+        Some(if self.is_pinned_well(write.key) {
+            Write { placement: pin.placement, shared: true, root, key: write.key }
+        } else {
+            Write { root, ..write }
+        })
     }
 
     /// Whether the key is pinned to a placement that may be used.
@@ -120,10 +121,10 @@ impl Request {
             shared: continued.pin.shared,
             root: continued.pin.root.as_deref().unwrap_or_default().to_owned(),
         });
-        self.write_later(continued.key, value, revision);
+        let _ = self.write_later(continued.key, value.encode().into(), revision);
     }
 
-    fn write_derived(&self, write: Write) {
+    fn write_derived(&mut self, write: &Write) {
         let key = derived_pin_key(&self.ask, write.key);
         let (revision, derived) = {
             let state = self.router.state();
@@ -133,14 +134,20 @@ impl Request {
             self.router.metrics.derived_cap_reached(derived, MAX_DERIVED_PINS);
             return;
         }
-        self.write_later(key, self.derived_value(&write), revision);
+        let value = self.derived_value(write);
+        if write.shared {
+            // Somebody else's pin, which stays whatever becomes of this request.
+            let _ = self.write_later(key, value.encode().into(), revision);
+        } else {
+            self.pin_later(key, value, revision);
+        }
     }
 
-    fn derived_value(&self, write: &Write) -> Bytes {
+    fn derived_value(&self, write: &Write) -> PinValue {
         let session = SessionId::derived(write.key);
         let mut value = PinValue::new(&self.ask.tenant, &self.ask.model, &session, Origin::Derived, &write.placement);
         value.root = Some(write.root.clone());
         value.shared = write.shared;
-        value.encode().into()
+        value
     }
 }

@@ -23,6 +23,9 @@ const SETTLE_AFTER: Duration = Duration::from_secs(2);
 /// Given-up attempts remembered, to cancel them again where their worker accepts late.
 const MAX_GIVEN_UP: usize = 4_096;
 
+/// Number of no attempt: they count from 1.
+const NO_ATTEMPT: u32 = 0;
+
 /// Something that happened to a request. It is small, since a mailbox makes room for many at once.
 #[derive(Debug)]
 pub enum Mail {
@@ -114,7 +117,7 @@ impl LiveRequests {
         self.next += 1;
         self.bytes += bytes;
         self.by_id.entry(id.clone()).or_default().push(self.next);
-        let live = Live { id, bytes, mail, attempt: 0, seen: 0, cancelled: false, at: None };
+        let live = Live { id, bytes, mail, attempt: NO_ATTEMPT, seen: 0, cancelled: false, at: None };
         self.by_seq.insert(self.next, live);
         Some(self.next)
     }
@@ -144,9 +147,14 @@ impl LiveRequests {
         }
     }
 
+    /// An attempt has ended: what its worker still says no longer counts.
+    pub fn end_attempt(&mut self, seq: Seq) {
+        self.begin_attempt(seq, NO_ATTEMPT);
+    }
+
     /// The entry of an attempt that still counts.
     pub fn current(&mut self, seq: Seq, attempt: u32) -> Option<&mut Live> {
-        self.by_seq.get_mut(&seq).filter(|live| live.attempt == attempt)
+        self.by_seq.get_mut(&seq).filter(|live| live.attempt == attempt && attempt != NO_ATTEMPT)
     }
 
     /// Tells every request of this id that its frontend cancelled. How many there are.
@@ -206,8 +214,9 @@ impl LiveRequests {
         }
     }
 
-    /// Remembers an attempt that was given up, to cancel it again where it is accepted late.
+    /// Ends an attempt that was given up, and remembers it, to cancel it again where it is accepted late.
     pub fn give_up(&mut self, seq: Seq, attempt: u32, id: RequestId, worker: WorkerId) {
+        self.end_attempt(seq);
         if self.given_up_order.len() >= MAX_GIVEN_UP
             && let Some(oldest) = self.given_up_order.pop_front()
         {

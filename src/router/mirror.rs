@@ -47,6 +47,7 @@ pub async fn follow(router: Arc<Router>, bucket: Bucket, mut reader: impl Reader
         seen: 0,
         target: u64::MAX,
         complete: false,
+        watching: false,
         fresh_watch: false,
         ticks_behind: 0,
         connects: 0,
@@ -69,6 +70,8 @@ struct Follower {
     /// Sequence from which on the mirror is complete.
     target: u64,
     complete: bool,
+    /// Whether there is a watch: without one nothing is complete, not even an empty bucket.
+    watching: bool,
     /// Whether the watch was made after the connection last came to stand.
     fresh_watch: bool,
     ticks_behind: u32,
@@ -84,14 +87,18 @@ impl Follower {
         bucket: &Bucket,
         reader: &mut impl Reader,
     ) -> Result<(), Unreachable> {
+        self.watching = false;
         let mut state = bucket.link().state();
         let now = state.borrow_and_update().clone();
         self.note_connection(router, bucket, reader, &now).await;
-        self.look(router, &bucket.info().await?, reader);
+        let info = bucket.info().await?;
+        self.look(router, &info, reader);
         let from = (self.seen > 0).then_some(self.seen + 1);
         let mut watch = bucket.watch(from).await?;
+        self.watching = true;
         self.fresh_watch = true;
         self.ticks_behind = 0;
+        self.look(router, &info, reader);
         let mut check = tokio::time::interval(CHECK_EVERY);
         check.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
@@ -185,7 +192,7 @@ impl Follower {
         }
         if !self.complete {
             self.target = info.last_sequence;
-            if info.messages == 0 || self.seen >= self.target {
+            if self.watching && (info.messages == 0 || self.seen >= self.target) {
                 self.set_complete(router, reader, true);
             }
         }

@@ -9,6 +9,7 @@ mod dispatch;
 mod http;
 mod inbox;
 mod intake;
+mod later;
 mod live;
 mod metrics;
 mod mirror;

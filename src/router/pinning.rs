@@ -7,6 +7,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use bytes::Bytes;
 use tokio::sync::watch;
+use tokio::task::JoinHandle;
 
 use super::admit::derived_pin_key;
 use super::route::Request;
@@ -98,7 +99,7 @@ impl PinStore {
 
 impl Router {
     /// The bucket did not answer: until it does again, nobody waits for it.
-    fn lost_bucket(self: &Arc<Self>, problem: &str) {
+    pub(super) fn lost_bucket(self: &Arc<Self>, problem: &str) {
         if self.pins.unreachable.swap(true, Ordering::Relaxed) {
             return;
         }
@@ -137,7 +138,7 @@ impl Router {
     }
 
     /// Takes what is stored under a key into the mirror.
-    fn remember(&self, key: PinKey, revision: u64, value: &[u8], own: bool) {
+    pub(super) fn remember(&self, key: PinKey, revision: u64, value: &[u8], own: bool) {
         let now = Instant::now();
         let pin = read(key, value);
         let mirror = &mut self.state().mirror;
@@ -145,7 +146,7 @@ impl Router {
     }
 
     /// Reads a pin from the stream's leader into the mirror. `false`: the bucket is unreachable.
-    async fn read_pin(self: &Arc<Self>, key: PinKey) -> bool {
+    pub(super) async fn read_pin(self: &Arc<Self>, key: PinKey) -> bool {
         self.metrics.leader_reads.inc();
         match self.pins.bucket.read_leader(&key.to_string()).await {
             Ok(Some(stored)) => {
@@ -312,8 +313,12 @@ impl Request {
     }
 
     fn value(&self, placement: &Placement) -> Bytes {
+        self.pin_value(placement).encode().into()
+    }
+
+    fn pin_value(&self, placement: &Placement) -> PinValue {
         let session = self.ask.session.as_ref().expect("only requests with a session are pinned");
-        PinValue::new(&self.ask.tenant, &self.ask.model, &session.id, session.origin, placement).encode().into()
+        PinValue::new(&self.ask.tenant, &self.ask.model, &session.id, session.origin, placement)
     }
 
     /// The bucket is unreachable: the placement, which every router finds by the same hash, is kept in mind and pinned
@@ -330,30 +335,39 @@ impl Request {
     /// The worker has the request: its pin stays, and others of the session may go on.
     pub(super) fn settle(&mut self, decision: &Decision) {
         self.claim = None;
+        self.given_back = false;
         if let Some(claimed) = &mut self.claimed {
             claimed.settled = true;
+        }
+        if !self.later.is_empty() {
+            self.move_later(&decision.placement);
+            return;
         }
         match (&self.keys, decision.pin) {
             (Keys::Named(key), PinStep::Keep) => self.refresh(*key),
             (Keys::Named(key), PinStep::AfterAccept) => {
-                let (key, value) = (*key, self.value(&decision.placement));
+                let (key, value) = (*key, self.pin_value(&decision.placement));
                 let expected = self.router.state().mirror.revision(key, Instant::now());
-                self.write_later(key, value, expected);
+                self.pin_later(key, value, expected);
             }
             (Keys::Named(_), PinStep::None | PinStep::Claim | PinStep::Complete) | (Keys::None, _) => {}
             (Keys::Derived(_), _) => self.pin_derived(decision),
         }
     }
 
-    /// The worker has given the request back before any reply: its pin may move along.
+    /// The worker has given the request back before any reply: its pins may move along.
     pub(super) fn unsettle(&mut self) {
+        self.given_back = true;
         if let Some(claimed) = &mut self.claimed {
             claimed.settled = false;
         }
     }
 
-    /// A failed request takes back the pin that it made.
+    /// A failed request takes back the pins that it made.
     pub(super) async fn give_back_pin(&mut self) {
+        if self.given_back {
+            self.take_back_later();
+        }
         let window = self.claim_window();
         let Some(claimed) = self.claimed.take().filter(|claimed| !claimed.settled && claimed.since.elapsed() < window)
         else {
@@ -375,28 +389,19 @@ impl Request {
             }
         };
         let Some((revision, pin)) = due.and_then(|entry| Some((entry.revision, entry.pin?))) else { return };
-        self.write_later(key, self.value(&pin.placement), revision);
+        let _ = self.write_later(key, self.value(&pin.placement), revision);
     }
 
     /// Writes a pin without anybody waiting for it. A lost race is no error: the winner's pin counts.
-    pub(super) fn write_later(&self, key: PinKey, value: Bytes, expected: u64) {
+    pub(super) fn write_later(&self, key: PinKey, value: Bytes, expected: u64) -> Option<JoinHandle<()>> {
         if self.router.pins.is_unreachable() {
-            return;
+            return None;
         }
         if let Some(pin) = read(key, &value) {
             self.router.state().mirror.foresee(key, pin, Instant::now());
         }
         let router = Arc::clone(&self.router);
-        tokio::spawn(async move {
-            match router.pins.bucket.put_at(&key.to_string(), value.clone(), expected).await {
-                Ok(revision) => router.remember(key, revision, &value, true),
-                Err(CasError::Lost) => {
-                    router.metrics.claims_lost.inc();
-                    router.read_pin(key).await;
-                }
-                Err(CasError::Unreachable(problem)) => router.lost_bucket(&problem),
-            }
-        });
+        Some(tokio::spawn(async move { router.put_later(key, value, expected).await }))
     }
 }
 

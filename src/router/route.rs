@@ -8,6 +8,7 @@ use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::sync::watch;
 
 use super::derived::Continued;
+use super::later::Later;
 use super::live::{Mail, Seq};
 use super::pinning::{Claim, Claimed, Pinned};
 use super::state::{Asked, Asking, Keys, Router};
@@ -51,6 +52,10 @@ pub struct Request {
     pub(super) claim: Option<Claim>,
     /// The pin that this request has written before its dispatch.
     pub(super) claimed: Option<Claimed>,
+    /// The pins that it has written at its acceptance.
+    pub(super) later: Vec<Later>,
+    /// Whether the worker that accepted it has given it back, and no other has accepted it since.
+    pub(super) given_back: bool,
     /// Lost races for the pin.
     pub(super) contested: u32,
     /// Whether the leader was asked while the mirror was behind.
@@ -113,7 +118,7 @@ impl Request {
     /// Finds a placement, and makes its pin where one is made before the dispatch. The request is counted there from
     /// then on.
     async fn place(&mut self) -> Result<Decision, RouteError> {
-        self.router.vacate(self.seq, Instant::now());
+        self.leave()?;
         loop {
             if self.cancelled {
                 return Err(RouteError::Cancelled);
@@ -132,9 +137,18 @@ impl Request {
             let Some(value) = self.value_before_dispatch(&decision) else { return Ok(decision) };
             match Box::pin(self.pin_before_dispatch(&decision, value, revision)).await {
                 Pinned::Yes => return Ok(decision),
-                Pinned::AskAgain => self.router.vacate(self.seq, Instant::now()),
+                Pinned::AskAgain => self.leave()?,
             }
         }
+    }
+
+    /// Leaves where it is counted. What a worker has said of it there must not be taken for the next one's word.
+    fn leave(&mut self) -> Result<(), RouteError> {
+        self.router.vacate(self.seq, Instant::now());
+        while let Ok(mail) = self.mail.try_recv() {
+            note(&mail)?;
+        }
+        Ok(())
     }
 
     /// Asks for a placement once, and waits where it has to. `None`: things have changed, ask again.

@@ -14,7 +14,7 @@ use super::{http, inbox, intake, mirror, ticks};
 use crate::config::{Listen, RouterConfig};
 use crate::core::id::WorkerId;
 use crate::core::mode::{AffinityMode, Provision};
-use crate::nats::bucket::{Bucket, BucketInfo, CasError, Look};
+use crate::nats::bucket::{Bucket, BucketInfo, Look};
 use crate::nats::{ConnectError, Headers, Link, LinkOptions};
 use crate::wire::header;
 use crate::wire::subject::Subjects;
@@ -27,6 +27,8 @@ const FILL_NOTICE: Duration = Duration::from_secs(5);
 const DRAIN_STEP: Duration = Duration::from_millis(20);
 /// How long requests that are told of the shutdown may take to answer their frontends.
 const SHUT_DOWN_GRACE: Duration = Duration::from_secs(2);
+/// A revision that no key has: a write that expects it stores nothing.
+const UNREACHABLE_SEQUENCE: u64 = 1 << 62;
 /// Where a bucket keeps values for ever, the mirror does for this long.
 const FOR_EVER: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
 
@@ -113,9 +115,6 @@ async fn start(config: RouterConfig) -> Result<Running, RouterError> {
         tasks.spawn(http::serve(Arc::clone(&router), listener));
     }
     check_permissions(&router).await?;
-    if router.config.affinity != AffinityMode::Off {
-        check_pinning(&pins).await?;
-    }
     let events = inbox::subscribe(&router).await?;
     tasks.spawn(inbox::read(Arc::clone(&router), events));
     let control = intake::subscribe_control(&router).await?;
@@ -126,7 +125,7 @@ async fn start(config: RouterConfig) -> Result<Running, RouterError> {
         tasks.spawn(mirror::follow(Arc::clone(&router), pins, mirror::Pins));
     }
     tasks.spawn(mirror::follow(Arc::clone(&router), workers, mirror::Workers::default()));
-    fill(&router).await;
+    fill(&router).await?;
     tasks.spawn(ticks::tick(Arc::clone(&router)));
     let incoming = intake::subscribe_requests(&router).await?;
     router.taking.store(true, Ordering::Relaxed);
@@ -232,32 +231,26 @@ async fn check_permissions(router: &Router) -> Result<(), RouterError> {
         let subject = format!("{prefix}{dot}rankpin-permission-check");
         router.send(subject.into(), None, Headers::new(), bytes::Bytes::new()).await;
     }
-    Ok(router.dispatch.barrier().await?)
-}
-
-/// Tries a write of a pin that can't succeed: where it is refused for its revision, the router may write pins.
-async fn check_pinning(pins: &Bucket) -> Result<(), RouterError> {
-    const NO_KEY: &str = "permission-check";
-    const NO_REVISION: u64 = 1 << 62;
-    match pins.put_at(NO_KEY, bytes::Bytes::new(), NO_REVISION).await {
-        Ok(_) | Err(CasError::Lost) => Ok(()),
-        Err(CasError::Unreachable(problem)) => {
-            pins.link().check_permissions()?;
-            Err(RouterError::Bucket { bucket: pins.name().to_owned(), verb: "written", problem })
-        }
+    router.dispatch.barrier().await?;
+    if router.config.affinity != AffinityMode::Off {
+        // Whether it is refused for its sequence or not answered at all: the server tells of the permission.
+        let _ = router.pins.bucket.put_at(nobody.as_str(), bytes::Bytes::new(), UNREACHABLE_SEQUENCE).await;
+        router.pins.bucket.link().check_permissions()?;
     }
+    Ok(())
 }
 
-/// Waits until both mirrors have everything.
-async fn fill(router: &Arc<Router>) {
+/// Waits until both mirrors have everything. A user that may not watch the buckets would wait for ever.
+async fn fill(router: &Arc<Router>) -> Result<(), RouterError> {
     let mut noticed = Instant::now();
     loop {
         {
             let state = router.state();
             if state.fleet_known && state.pins_known {
-                return;
+                return Ok(());
             }
         }
+        router.pins.bucket.link().check_permissions()?;
         if noticed.elapsed() >= FILL_NOTICE {
             noticed = Instant::now();
             tracing::info!(pins = router.state().mirror.len(), "still reading the buckets");

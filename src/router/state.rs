@@ -271,6 +271,7 @@ impl State {
     }
 
     fn vacate(&mut self, seq: Seq) -> Option<At> {
+        self.live.end_attempt(seq);
         let at = self.live.get_mut(seq)?.at.take()?;
         self.fleet.end(at.slot, at.rank, at.accepted);
         Some(at)

@@ -221,6 +221,7 @@ impl Words {
         Self { seed: xxhash_rust::xxh3::xxh3_64(prompt.as_bytes()) }
     }
 
+    #[expect(clippy::cast_possible_truncation, reason = "the remainder is below the length of the table")]
     fn at(&self, token: u64) -> &'static str {
         let draw = xxhash_rust::xxh3::xxh3_64_with_seed(&token.to_le_bytes(), self.seed);
         Self::TABLE[(draw % Self::TABLE.len() as u64) as usize]

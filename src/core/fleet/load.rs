@@ -27,11 +27,11 @@ impl Fleet {
     /// A request has left this placement, `accepted` or not. A worker that was deregistered goes with its last one.
     pub fn end(&mut self, slot: WorkerSlot, rank: Option<DpRank>, accepted: bool) {
         let Some(worker) = self.get_mut(slot) else { return };
-        let count = match rank.and_then(|rank| worker.spec.ranks.index_of(rank)) {
-            Some(index) => worker.own.get_mut(index),
+        let count = match rank {
+            // A worker that declares the rank no longer took its count along.
+            Some(rank) => worker.spec.ranks.index_of(rank).and_then(|index| worker.own.get_mut(index)),
             None => Some(&mut worker.own_unranked),
         };
-        // A worker that shrank its range took the counts of the ranks that went along.
         if let Some(count) = count {
             *count = count.saturating_sub(1);
         }

@@ -1,13 +1,19 @@
 //! What the tests share: servers, processes, and waiting without guessing how long.
 
+pub mod cluster;
+pub mod frontend;
 pub mod process;
 pub mod rankpin;
 pub mod raw;
 pub mod server;
+pub mod worker;
 
+pub use cluster::Cluster;
+pub use frontend::Ask;
 pub use rankpin::RouterProcess;
 pub use raw::RawClient;
 pub use server::NatsServer;
+pub use worker::{Behaviour, Worker};
 
 use std::time::{Duration, Instant};
 
@@ -38,4 +44,21 @@ pub async fn settle(client: &async_nats::Client) {
     let mut echo = client.subscribe(inbox.clone()).await.expect("the client takes the subscription");
     client.publish(inbox, bytes::Bytes::new()).await.expect("the client takes the message");
     tokio::time::timeout(PATIENCE, echo.next()).await.expect("the server answers").expect("the client lives");
+}
+
+/// What a subscription to `>` has brought so far: everything that was published before this is asked.
+pub async fn so_far(client: &async_nats::Client, tap: &mut async_nats::Subscriber) -> Vec<async_nats::Message> {
+    use futures_util::StreamExt as _;
+
+    let end = client.new_inbox();
+    client.publish(end.clone(), bytes::Bytes::new()).await.expect("the client takes the message");
+    let mut messages = Vec::new();
+    loop {
+        let message =
+            tokio::time::timeout(PATIENCE, tap.next()).await.expect("the end comes").expect("the client lives");
+        if message.subject.as_str() == end {
+            return messages;
+        }
+        messages.push(message);
+    }
 }

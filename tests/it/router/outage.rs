@@ -1,0 +1,164 @@
+//! The server or a bucket goes away and comes back (protocol section 5).
+
+use std::time::Duration;
+
+use async_nats::jetstream::{self, kv};
+use rankpin::core::hash;
+use rankpin::core::id::{SessionId, WorkerId};
+
+use super::hashed_at;
+use crate::support::{Ask, Cluster, PATIENCE, eventually};
+
+async fn delete_bucket(cluster: &Cluster, name: &str) {
+    let context = jetstream::new(cluster.client.clone());
+    context.delete_stream(format!("KV_{name}")).await.expect("is deleted");
+}
+
+async fn make_bucket(cluster: &Cluster, name: &str, max_age: Duration) {
+    let config = kv::Config { bucket: name.into(), history: 1, max_age, ..kv::Config::default() };
+    jetstream::new(cluster.client.clone()).create_key_value(config).await.expect("is made");
+}
+
+/// A turn of a session, if it's answered within a second: none is while nobody is connected.
+async fn try_turn(cluster: &Cluster, session: &str) -> Option<String> {
+    let turn = async {
+        let mut sent = cluster.send(Ask::new().session(session)).await;
+        let first = sent.next().await;
+        let worker = crate::support::frontend::find(&first, "Rankpin-Worker")?.to_owned();
+        let rank = crate::support::frontend::find(&first, "Rankpin-Dp-Rank").map(|rank| rank.parse().expect("a rank"));
+        Some(crate::support::cluster::placement(&worker, rank))
+    };
+    tokio::time::timeout(Duration::from_secs(1), turn).await.ok().flatten()
+}
+
+#[tokio::test]
+async fn a_restarted_server_is_found_again_with_every_pin() {
+    let mut cluster = Cluster::with(2, &[]).await;
+    let _a = cluster.worker("a").ranks(0, 4).start().await;
+    let _b = cluster.worker("b").ranks(4, 4).start().await;
+    let mut places = Vec::new();
+    for n in 0..20 {
+        let session = format!("s{n}");
+        let at = cluster.at(&session).await;
+        places.push((session, at));
+    }
+    cluster.server.kill();
+    cluster.server.restart();
+    eventually("requests are served again", PATIENCE * 2, async || try_turn(&cluster, "new").await).await;
+    for (session, at) in &places {
+        let again = eventually("the session is served", PATIENCE, async || try_turn(&cluster, session).await).await;
+        assert_eq!(again, *at, "{session}");
+        assert_eq!(cluster.pinned_at(session).await.as_ref(), Some(at));
+    }
+    for router in &cluster.routers {
+        router.reaches("workers", 2.0).await;
+    }
+}
+
+/// Where routers agree to place a session without the bucket: the highest `xxh3_64(worker 0x00 session)`.
+fn rendezvous(session: &str) -> String {
+    let id = SessionId::named(session).expect("valid");
+    let weight = |worker: &&str| hash::rendezvous(&WorkerId::new(worker).expect("valid"), &id);
+    let worker = ["a", "b"].into_iter().max_by_key(weight).expect("two workers");
+    hashed_at(worker, session, if worker == "a" { 0 } else { 4 }, 4)
+}
+
+#[tokio::test]
+async fn without_the_pins_bucket_routers_agree_and_pin_once_it_is_back() {
+    let mut cluster = Cluster::with(3, &[]).await;
+    let _a = cluster.worker("a").ranks(0, 4).start().await;
+    let _b = cluster.worker("b").ranks(4, 4).start().await;
+    cluster.put_pin("known", "b", Some(5)).await;
+    for router in &cluster.routers {
+        router.reaches("pins_mirrored", 1.0).await;
+    }
+    delete_bucket(&cluster, "rankpin_pins").await;
+    for n in 0..8 {
+        let session = format!("s{n}");
+        for _ in 0..6 {
+            let told = cluster.turn(&session).await.told();
+            let placed = told.strip_suffix(" placed,bucket-unreachable").or(told.strip_suffix(" pinned"));
+            assert_eq!(placed, Some(rendezvous(&session).as_str()), "{told}");
+        }
+    }
+    // What the mirror knows still holds, and what has no session needs no bucket.
+    for _ in 0..6 {
+        assert_eq!(cluster.turn("known").await.told(), "b/5 pinned");
+        assert!(!cluster.ask(Ask::new()).await.at().contains(' '));
+    }
+    make_bucket(&cluster, "rankpin_pins", Duration::from_secs(3600)).await;
+    for n in 0..8 {
+        let session = format!("s{n}");
+        let at = rendezvous(&session);
+        let what = format!("{session} is pinned at {at}");
+        let pinned = async || (cluster.pinned_at(&session).await.as_ref() == Some(&at)).then_some(());
+        eventually(&what, PATIENCE, pinned).await;
+    }
+    for router in &cluster.routers {
+        router.reaches("bucket_unreachable", 0.0).await;
+        router.reaches("pins_owed", 0.0).await;
+    }
+    let session = eventually("new sessions are claimed again", PATIENCE, async || {
+        let session = uuid::Uuid::new_v4().to_string();
+        (cluster.turn(&session).await.decision() == "placed").then_some(session)
+    })
+    .await;
+    assert!(cluster.pin(&session).await.is_some());
+    // A router that starts now finds what they agreed on.
+    cluster.routers.clear();
+    cluster.add_router(&[]).await;
+    for n in 0..8 {
+        let session = format!("s{n}");
+        assert_eq!(cluster.turn(&session).await.told(), format!("{} pinned", rendezvous(&session)));
+    }
+}
+
+#[tokio::test]
+async fn a_pins_bucket_that_was_made_anew_is_mirrored_anew() {
+    let cluster = Cluster::start().await;
+    let _w = cluster.worker("w").ranks(0, 4).start().await;
+    for n in 0..10 {
+        cluster.at(&format!("filler-{n}")).await;
+    }
+    cluster.routers[0].reaches("pins_mirrored", 10.0).await;
+    delete_bucket(&cluster, "rankpin_pins").await;
+    make_bucket(&cluster, "rankpin_pins", Duration::from_secs(3600)).await;
+    // A first key of the new bucket, at a sequence that the mirror is already past.
+    cluster.put_pin("s", "w", Some(((super::hashed("s", 0, 4) + 1) % 4) as u16)).await;
+    let wanted = format!("w/{} pinned", (super::hashed("s", 0, 4) + 1) % 4);
+    cluster.routers[0].reaches("pins_mirrored", 1.0).await;
+    assert_eq!(cluster.turn("s").await.told(), wanted);
+    assert_eq!(cluster.turn("filler-0").await.decision(), "placed");
+}
+
+#[tokio::test]
+async fn a_workers_bucket_that_was_made_anew_is_read_anew() {
+    let cluster = Cluster::start().await;
+    let _a = cluster.worker("a").start().await;
+    assert_eq!(cluster.at("s").await, "a");
+    delete_bucket(&cluster, "rankpin_workers").await;
+    // Nobody is lost by that alone.
+    assert_eq!(cluster.turn("s").await.told(), "a pinned");
+    make_bucket(&cluster, "rankpin_workers", Duration::from_secs(30)).await;
+    let _b = cluster.worker("b").start_unnoticed().await;
+    let found = async || (cluster.ask(Ask::new().header("Rankpin-Target-Worker", "b")).await.at() == "b").then_some(());
+    eventually("a worker of the new bucket is found", PATIENCE, found).await;
+    assert_eq!(cluster.turn("s").await.told(), "a pinned");
+}
+
+#[tokio::test]
+async fn workers_that_come_back_after_the_routers_are_tried_again() {
+    let mut cluster = Cluster::start().await;
+    let mut worker = cluster.worker("w").ranks(0, 2).start().await;
+    let at = cluster.at("s").await;
+    // The worker's subscriptions are not there when the router is back, and come a moment later.
+    worker.die().await;
+    cluster.server.kill();
+    cluster.server.restart();
+    cluster.routers[0].reaches("nats_connects", 6.0).await;
+    let sent = cluster.send(Ask::new().session("s")).await;
+    for subject in ["rankpin.worker.w.rank.0", "rankpin.worker.w.rank.1", "rankpin.worker.w.cancel"] {
+        worker.listen(subject).await;
+    }
+    assert_eq!(sent.end().await.told(), format!("{at} pinned"));
+}
