@@ -28,7 +28,7 @@ const MAY_USE: [(&str, &[&str]); 13] = [
 
 /// What the core may not name: it takes time and randomness as arguments, waits for nothing and logs nothing.
 const IMPURE: [&str; 8] =
-    ["tokio", "tracing", "Instant::now", "SystemTime", "rand::rng", "std::env", "std::fs", "std::net"];
+    ["tokio", "tracing", "Instant::now", "SystemTime", "rand::rng()", "std::env", "std::fs", "std::net"];
 
 /// Longest file, in lines of code: without comments, empty lines and unit tests.
 const MAX_LINES: usize = 450;
@@ -155,7 +155,9 @@ fn only_the_nats_module_names_the_nats_library() {
 
 #[test]
 fn the_core_is_pure() {
-    let found = lines_with(&IMPURE, |source| source.module() == Some("core"));
+    // Its tests begin at some moment, from which they step time themselves.
+    let is_pure = |source: &Source| source.module() == Some("core") && source.path != "src/core/testing.rs";
+    let found = lines_with(&IMPURE, is_pure);
     assert!(found.is_empty(), "pass it in as an argument instead:\n{}", found.join("\n"));
 }
 

@@ -67,7 +67,7 @@ fn without_a_pin() {
     let rows: Vec<(&str, Rules, Ask, Told)> = vec![
         ("no session", HARD, ask(), (at("a", None), R::Unpinned, None, P::None)),
         ("named, hard", HARD, s(), (at("a", Some(on_a)), R::Placed, None, P::Claim)),
-        ("named, soft", SOFT, s(), (at("a", None), R::Placed, None, P::AfterAccept)),
+        ("named, soft", SOFT, s(), (at("a", None), R::Placed, None, P::Claim)),
         ("named, off", OFF, s(), (at("a", None), R::Placed, None, P::None)),
         ("derived, hard", HARD, of(derived(1)), (at("a", Some(0)), R::Placed, Some(C::Derived), P::AfterAccept)),
         ("derived, soft", SOFT, of(derived(1)), (at("a", None), R::Placed, Some(C::Derived), P::AfterAccept)),
@@ -82,7 +82,7 @@ fn without_a_pin() {
         ("worker hint, no session", HARD, on("b", ask()), (at("b", None), R::Hinted, None, P::None)),
         ("worker and rank", HARD, rank(6, on("b", s())), (at("b", Some(6)), R::Hinted, None, P::Claim)),
         ("rank alone", HARD, rank(6, s()), (at("b", Some(6)), R::Hinted, None, P::Claim)),
-        ("rank alone, soft", SOFT, rank(6, s()), (at("b", Some(6)), R::Hinted, None, P::AfterAccept)),
+        ("rank alone, soft", SOFT, rank(6, s()), (at("b", Some(6)), R::Hinted, None, P::Claim)),
         ("rank alone, off", OFF, rank(6, ask()), (at("b", Some(6)), R::Hinted, None, P::None)),
         ("the one rank", HARD, rank(8, s()), (at("c", None), R::Hinted, None, P::Claim)),
         ("pool", HARD, pool("q", s()), (at("b", Some(on_b)), R::Placed, None, P::Claim)),

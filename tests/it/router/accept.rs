@@ -69,6 +69,23 @@ async fn with_nobody_left_the_error_is_the_last_attempts() {
 }
 
 #[tokio::test]
+async fn what_a_worker_says_after_its_refusal_is_not_taken_for_the_next_ones_word() {
+    let cluster = Cluster::with(1, &[("accept_timeout", "300ms")]).await;
+    let talkative = Behaviour::script(|dispatch| async move {
+        dispatch.reject(503, "draining").await;
+        dispatch.finish("error").await;
+        dispatch.accept().await;
+    });
+    let refusing = cluster.worker("a").behaves(talkative).start().await;
+    let silent = cluster.worker("b").behaves(Behaviour::Silent).start().await;
+    for n in 0..4 {
+        let at = cluster.at(&format!("s{n}")).await;
+        assert!(at == "504 accept_timeout" || at == "503 no_worker", "{at}");
+    }
+    assert_eq!((refusing.count(), silent.count()), (4, 4), "each has had its chance");
+}
+
+#[tokio::test]
 async fn a_worker_that_accepts_only_when_it_is_given_up_is_not_taken_for_the_next_one() {
     let cluster = Cluster::with(1, &[("accept_timeout", "300ms")]).await;
     // Both accept at the moment of their cancel, while the router is already moving the pin elsewhere.

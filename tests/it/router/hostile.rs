@@ -1,8 +1,10 @@
 //! Messages that should stop a router, and don't.
 
 use futures_util::{FutureExt as _, StreamExt as _};
+use rankpin::core::hash::PinKey;
 use serde_json::json;
 
+use crate::support::cluster::pin_value;
 use crate::support::{Ask, Cluster, PATIENCE, RawClient, Worker, eventually};
 
 /// Header blocks that a server passes on and that the client library can't read: some of them kill it for good.
@@ -96,11 +98,13 @@ async fn stored_poison_stops_neither_who_runs_nor_who_starts() {
     serves_again(&cluster, "running").await;
     // What is stored behind the poison is found.
     let _late = cluster.worker("late").start_unnoticed().await;
-    cluster.put_pin("behind", "late", None).await;
+    let behind = PinKey::of("", "m", "behind").to_string();
+    let pin = pin_value("behind", "late", None).to_string();
+    cluster.bucket("rankpin_pins").await.put(behind, pin.into()).await.expect("is stored");
     let found =
         async || (cluster.ask(Ask::new().header("Rankpin-Target-Worker", "late")).await.at() == "late").then_some(());
     eventually("a worker that registered behind it is found", PATIENCE * 2, found).await;
-    assert_eq!(cluster.at("behind").await, "late");
+    assert_eq!(cluster.turn("behind").await.told(), "late pinned");
     cluster.add_router(&[]).await;
     cluster.knows_workers(2).await;
     for n in 0..10 {
