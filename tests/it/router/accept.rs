@@ -4,7 +4,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use crate::support::{Ask, Behaviour, Cluster, PATIENCE, eventually};
 
-const QUICK: &[(&str, &str)] = &[("accept_timeout", "600ms")];
+const QUICK: &[(&str, &str)] = &[("accept_timeout", "1s")];
 
 fn unix_ms() -> u128 {
     SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970").as_millis()
@@ -21,7 +21,7 @@ async fn a_silent_worker_is_given_up_and_told_so() {
     let b = cluster.worker("b").behaves(Behaviour::Hold).start().await;
     assert_eq!(first.attempt(), "1");
     let accept_by: u128 = first.header("Rankpin-Accept-By").expect("it is there").parse().expect("unix ms");
-    assert!((before + 600..=after + 600).contains(&accept_by), "{before} {accept_by} {after}");
+    assert!((before + 1000..=after + 1000).contains(&accept_by), "{before} {accept_by} {after}");
     let second = b.dispatch(0).await;
     assert_eq!(second.attempt(), "2");
     assert_eq!(second.header("Rankpin-Decision"), Some("placed,worker-lost"));

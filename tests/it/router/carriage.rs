@@ -143,6 +143,17 @@ async fn a_reply_subject_outside_the_prefixes_is_never_published_to() {
 }
 
 #[tokio::test]
+async fn a_routers_own_inbox_is_no_place_for_replies() {
+    let cluster = Cluster::start().await;
+    let worker = cluster.worker("w").start().await;
+    cluster.at("s").await;
+    let inbox = worker.dispatch(0).await.message.reply.clone().expect("a dispatch has the router's inbox");
+    cluster.client.publish_with_reply("rankpin.request.m", inbox, "{\"messages\":[]}".into()).await.expect("is sent");
+    cluster.routers[0].reaches("requests_dropped_reply_subject", 1.0).await;
+    assert_eq!(worker.count(), 1);
+}
+
+#[tokio::test]
 async fn a_pinned_request_costs_five_messages_and_no_round_trip() {
     const TURNS: usize = 40;
     let cluster = Cluster::start().await;

@@ -56,7 +56,7 @@ async fn fifty_first_turns_at_once_get_one_placement() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_claim_whose_dispatch_fails_while_another_router_follows_it_gives_one_placement() {
-    let cluster = Cluster::with(2, &[("accept_timeout", "700ms")]).await;
+    let cluster = Cluster::with(2, &[("accept_timeout", "1s")]).await;
     for round in 0..3 {
         // Nobody hears the claimant's first attempt; those that follow its pin are served.
         let behaviour = Behaviour::script(|dispatch| async move {
@@ -89,7 +89,7 @@ async fn left_nothing(cluster: &Cluster, session: &str, what: &str) {
 
 #[tokio::test]
 async fn a_failed_request_leaves_no_pin() {
-    let cluster = Cluster::with(1, &[("accept_timeout", "400ms")]).await;
+    let cluster = Cluster::with(1, &[("accept_timeout", "1s")]).await;
     let worker = cluster.worker("w").ranks(0, 2).start().await;
     let failures = [
         (Behaviour::Reject(400, "bad"), "400 bad"),
@@ -102,7 +102,7 @@ async fn a_failed_request_leaves_no_pin() {
         worker.behave(behaviour);
         let session = format!("s{n}");
         let ask = Ask::new().session(&session);
-        assert_eq!(cluster.ask(ask.timeout_ms(500)).await.at(), wanted);
+        assert_eq!(cluster.ask(ask.timeout_ms(1200)).await.at(), wanted);
         left_nothing(&cluster, &session, wanted).await;
         worker.behave(Behaviour::Answer);
         assert_eq!(cluster.turn(&session).await.decision(), "placed", "after {wanted}");
@@ -156,7 +156,7 @@ async fn a_failed_request_never_touches_a_pin_that_was_there() {
         [(Behaviour::Reject(400, "bad"), "400 bad"), (Behaviour::Reject(429, "overloaded"), "429 overloaded")]
     {
         worker.behave(behaviour);
-        assert_eq!(cluster.ask(Ask::new().session(&session).timeout_ms(200)).await.at(), wanted);
+        assert_eq!(cluster.ask(Ask::new().session(&session).timeout_ms(1000)).await.at(), wanted);
         assert_eq!(cluster.pin(&session).await, before, "{wanted}");
     }
     worker.behave(Behaviour::Answer);

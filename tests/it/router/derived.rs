@@ -270,7 +270,21 @@ async fn pins_written_at_acceptance_move_along_where_the_worker_refuses_after_al
 }
 
 #[tokio::test]
-async fn an_accepted_refusal_of_one_turn_leaves_others_pins_alone() {
+async fn pins_written_at_acceptance_go_where_no_worker_takes_the_request_after_all() {
+    let cluster = Cluster::start().await;
+    let worker = cluster.worker("w").behaves(Behaviour::Hold).start().await;
+    let conversation = Conversation::new("a question");
+    let opening = conversation.last_session();
+    let sent = cluster.send(conversation.ask()).await;
+    is_pinned(&cluster, &opening, |pin| is_at(pin, "w")).await;
+    worker.dispatch(0).await.reject(400, "bad").await;
+    assert_eq!(sent.end().await.at(), "400 bad");
+    let gone = async || cluster.pin(&opening).await.is_none().then_some(());
+    eventually("the pin is taken back", PATIENCE, gone).await;
+}
+
+#[tokio::test]
+async fn a_refusal_of_one_turn_leaves_others_pins_alone() {
     let cluster = Cluster::start().await;
     let a = cluster.worker("a").start().await;
     let mut conversation = Conversation::new("a question");

@@ -156,7 +156,7 @@ async fn a_hard_pin_moves_for_a_draining_worker_and_waits_for_an_overloaded_one(
     let b = cluster.worker("b").start().await;
     cluster.put_pin("s", "a", None).await;
     a.behave(Behaviour::Reject(429, "overloaded"));
-    assert_eq!(cluster.ask(Ask::new().session("s").timeout_ms(300)).await.at(), "429 overloaded");
+    assert_eq!(cluster.ask(Ask::new().session("s").timeout_ms(1000)).await.at(), "429 overloaded");
     assert_eq!(b.count(), 0);
     // It is asked again until it has room.
     let sent = cluster.send(Ask::new().session("s")).await;

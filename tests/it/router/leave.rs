@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use futures_util::future::{join, join_all};
 
 use crate::support::process::Signal;
-use crate::support::{Behaviour, Cluster, NatsServer, PATIENCE, RouterProcess, eventually};
+use crate::support::{Ask, Behaviour, Cluster, NatsServer, PATIENCE, RouterProcess, eventually};
 
 /// Waits until a worker is known: by then every request for it is served.
 async fn served(cluster: &Cluster, session: &str) -> String {
@@ -57,7 +57,7 @@ async fn a_stopping_router_waits_for_what_a_worker_has_accepted() {
     let worker = cluster.worker("w").start().await;
     served(&cluster, "warm").await;
     worker.behave(Behaviour::Silent);
-    let sent = cluster.send(crate::support::Ask::new().session("s")).await;
+    let sent = cluster.send(Ask::new().session("s")).await;
     let dispatch = worker.dispatch(worker.count()).await;
     router.process.signal(Signal::Terminate);
     let stops = async || router.process.log().contains("router stops").then_some(());
@@ -88,7 +88,7 @@ async fn a_killed_router_takes_no_pin_along() {
     }
     // The reply stream does not pass through the router, so an accepted request outlives it.
     a.behave(Behaviour::Hold);
-    let held = cluster.send(crate::support::Ask::new().header("Rankpin-Target-Worker", "a")).await;
+    let held = cluster.send(Ask::new().header("Rankpin-Target-Worker", "a")).await;
     let dispatch = a.dispatch(a.count()).await;
     killed.process.kill();
     dispatch.answer().await;
@@ -103,4 +103,22 @@ async fn a_killed_router_takes_no_pin_along() {
             assert_eq!(cluster.turn(session).await.told(), format!("{at} pinned"));
         }
     }
+}
+
+#[tokio::test]
+async fn what_waits_for_room_while_the_router_leaves_is_still_served() {
+    let mut cluster = Cluster::start().await;
+    let worker = cluster.worker("w").with("max_inflight", 1).behaves(Behaviour::Hold).start().await;
+    let held = cluster.send(Ask::new()).await;
+    let first = worker.dispatch(0).await;
+    let waiting = cluster.send(Ask::new().session("s")).await;
+    cluster.routers[0].reaches("requests_waiting", 1.0).await;
+    let mut router = cluster.routers.remove(0);
+    router.tell_to_stop();
+    eventually("it takes nothing new", PATIENCE, async || (!router.is_ready().await).then_some(())).await;
+    worker.behave(Behaviour::Answer);
+    first.answer().await;
+    assert_eq!(held.end().await.at(), "w");
+    assert_eq!(waiting.end().await.at(), "w");
+    router.ended().await;
 }

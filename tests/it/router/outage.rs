@@ -7,7 +7,7 @@ use rankpin::core::hash;
 use rankpin::core::id::{SessionId, WorkerId};
 
 use super::hashed_at;
-use crate::support::{Ask, Cluster, PATIENCE, eventually};
+use crate::support::{Ask, Behaviour, Cluster, PATIENCE, eventually};
 
 async fn delete_bucket(cluster: &Cluster, name: &str) {
     let context = jetstream::new(cluster.client.clone());
@@ -161,4 +161,28 @@ async fn workers_that_come_back_after_the_routers_are_tried_again() {
         worker.listen(subject).await;
     }
     assert_eq!(sent.end().await.told(), format!("{at} pinned"));
+}
+
+#[tokio::test]
+async fn an_end_that_was_missed_in_an_outage_is_learnt_from_an_idle_worker() {
+    let mut cluster = Cluster::start().await;
+    let worker = cluster.worker("w").behaves(Behaviour::Hold).start().await;
+    let _sent = cluster.send(Ask::new().session("s")).await;
+    worker.dispatch(0).await;
+    cluster.routers[0].reaches("requests_waiting", 0.0).await;
+    // It finishes while nobody is connected, and its event is lost.
+    cluster.server.kill();
+    cluster.server.restart();
+    eventually("requests are served again", PATIENCE * 2, async || {
+        worker.behave(Behaviour::Answer);
+        try_turn(&cluster, "t").await
+    })
+    .await;
+    let mut seq = 0;
+    let settled = eventually("the router counts nothing there any more", PATIENCE, async || {
+        seq += 1;
+        worker.report(seq, &[(0, 0)]).await;
+        (cluster.routers[0].metric("requests_in_flight").await == 0.0).then_some(())
+    });
+    settled.await;
 }
