@@ -105,7 +105,7 @@ fn check(router: &Router, message: &Inbound, known: &Known<'_>) -> Result<Checke
         None => reading.model()?,
     };
     let prefixes = reading.prefixes(&model);
-    let session = head.session.clone().or_else(|| derived(prefixes.as_ref()?));
+    let session = head.session.clone().or_else(|| prefixes.as_ref().map(derived));
     let ask = Ask {
         tenant: head.tenant.clone(),
         session,
@@ -119,18 +119,15 @@ fn check(router: &Router, message: &Inbound, known: &Known<'_>) -> Result<Checke
     Ok(Checked { ask, keys, prefixes, head })
 }
 
-fn derived(prefixes: &Prefixes) -> Option<Session> {
-    let last = prefixes.keys().last()?;
-    Some(Session { id: SessionId::derived(*last), origin: Origin::Derived })
+fn derived(prefixes: &Prefixes) -> Session {
+    Session { id: SessionId::derived(prefixes.full()), origin: Origin::Derived }
 }
 
 fn keys(ask: &Ask, prefixes: Option<&Prefixes>) -> Keys {
     let Some(session) = &ask.session else { return Keys::None };
     match (session.origin, prefixes) {
         (Origin::Derived, Some(prefixes)) => {
-            let keys = prefixes.keys();
-            let strict = &keys[..keys.len() - 1];
-            Keys::Derived(strict.iter().rev().map(|&key| derived_pin_key(ask, key)).collect())
+            Keys::Derived(prefixes.strict().iter().rev().map(|&key| derived_pin_key(ask, key)).collect())
         }
         (Origin::Named | Origin::Derived, _) => Keys::Named(PinKey::new(&ask.tenant, &ask.model, &session.id)),
     }

@@ -251,7 +251,7 @@ impl Follower {
 pub struct Pins;
 
 impl Reader for Pins {
-    fn change(&mut self, router: &Arc<Router>, change: Change, _fresh: bool) {
+    fn change(&mut self, router: &Arc<Router>, change: Change, fresh: bool) {
         let Some(key) = PinKey::parse(&change.key) else {
             router.metrics.malformed("pin_key");
             return;
@@ -260,7 +260,8 @@ impl Reader for Pins {
         if pin.is_none() && change.stored.value.is_some() {
             router.metrics.malformed("pin");
         }
-        let at = local_time(&change.stored);
+        // What comes live was stored just now, whatever the server's clock says: clocks differ between hosts.
+        let at = if fresh { Instant::now() } else { local_time(&change.stored) };
         router.state().mirror.handle_value(key, change.stored.revision, pin, at);
     }
 

@@ -123,15 +123,19 @@ impl Router {
 
     async fn pay_owed(self: &Arc<Self>) {
         let owed = std::mem::take(&mut *self.pins.owed.lock().unwrap_or_else(std::sync::PoisonError::into_inner));
-        for (key, value) in owed {
+        let mut owed = owed.into_iter();
+        while let Some((key, value)) = owed.next() {
             match self.pins.bucket.put_at(&key.to_string(), value.clone(), 0).await {
                 Ok(revision) => self.remember(key, revision, &value, true),
                 Err(CasError::Lost) => {
                     self.read_pin(key).await;
                 }
                 Err(CasError::Unreachable(problem)) => {
-                    self.pins.owe(key, value);
-                    self.lost_bucket(&problem);
+                    // Gone again: the rest waits with this one, rather than each for its own timeout.
+                    for (key, value) in std::iter::once((key, value)).chain(owed) {
+                        self.pins.owe(key, value);
+                    }
+                    return self.lost_bucket(&problem);
                 }
             }
         }

@@ -20,6 +20,7 @@ use crate::core::mode::AffinityMode;
 use crate::core::session::derived::Prefixes;
 use crate::nats::{Headers, Inbound, Subject};
 use crate::wire::event::{Finished, Outcome, Rejection};
+use crate::wire::header;
 
 /// Most placements that may fail one request: enough for every rank of a small fleet, and a bound for a large one.
 const MAX_FAILED_PLACEMENTS: usize = 64;
@@ -69,8 +70,8 @@ pub struct Request {
 enum Attempted {
     /// The worker has the request.
     Accepted,
-    /// The request has ended.
-    Ended,
+    /// The request has ended, in this way.
+    Ended(Finished),
     /// The worker has not taken it.
     Failed(Failure),
     /// The worker refuses it for good.
@@ -99,9 +100,9 @@ impl Request {
                         return Ok(finished);
                     }
                 }
-                Attempted::Ended => {
+                Attempted::Ended(finished) => {
                     self.settle(&decision);
-                    return Ok(Finished::outcome(Outcome::Ok));
+                    return Ok(finished);
                 }
                 Attempted::Failed(failure) => Box::pin(self.learn(&decision, failure)).await?,
                 Attempted::Refused(rejection) => return Err(relayed(rejection)),
@@ -216,11 +217,13 @@ impl Request {
                 Mail::Finished(finished) => {
                     // A worker may leave `accepted` out where `finished` follows at once.
                     self.router.metrics.finished_tokens(&finished);
-                    return Ok(Attempted::Ended);
+                    return Ok(Attempted::Ended(*finished));
                 }
                 Mail::Answer(answer) => {
+                    let failed = answer.headers.find(header::SERVICE_ERROR_CODE).is_some();
                     Box::pin(self.relay(decision, *answer)).await?;
-                    return Ok(Attempted::Ended);
+                    let outcome = if failed { Outcome::Error } else { Outcome::Ok };
+                    return Ok(Attempted::Ended(Finished::outcome(outcome)));
                 }
                 Mail::NoResponders | Mail::WorkerLost if self.cancelled => return Err(RouteError::Cancelled),
                 Mail::NoResponders | Mail::WorkerLost => return Ok(Attempted::Failed(Failure::NoResponders)),
@@ -266,7 +269,7 @@ impl Request {
                     match refusal(*rejection) {
                         Attempted::Failed(failure) => Box::pin(self.learn(decision, failure)).await?,
                         Attempted::Refused(rejection) => return Err(relayed(rejection)),
-                        Attempted::Accepted | Attempted::Ended => {}
+                        Attempted::Accepted | Attempted::Ended(_) => {}
                     }
                     return Ok(None);
                 }
@@ -290,35 +293,23 @@ impl Request {
     /// Draws the consequence of a failed attempt for the next one.
     async fn learn(&mut self, decision: &Decision, failure: Failure) -> Result<(), RouteError> {
         self.router.metrics.attempt_failed(failure);
-        let worker = decision.placement.worker.as_str();
-        let mut exclude = true;
-        self.last_failure = Some(match failure {
+        self.last_failure = Some(failure_at(decision.placement.worker.as_str(), failure));
+        match failure {
+            Failure::NoResponders if self.router.reconnected_within(RECONNECT_GRACE) => {
+                return self.rest(GRACE_PAUSE).await;
+            }
             Failure::NoResponders => {
-                if self.router.reconnected_within(RECONNECT_GRACE) {
-                    exclude = false;
-                    self.rest(GRACE_PAUSE).await?;
-                } else {
-                    self.router.state().fleet.mark_lost(decision.slot, decision.placement.rank, Instant::now());
-                }
-                RouteError::NoWorker(format!("nobody listens at worker {worker:?} any more"))
+                self.router.state().fleet.mark_lost(decision.slot, decision.placement.rank, Instant::now());
             }
-            Failure::Draining => RouteError::NoWorker(format!("worker {worker:?} takes no new requests")),
-            Failure::Overloaded => {
-                if self.waits_for_pin(decision) {
-                    exclude = false;
-                    self.pause = (self.pause * 2).clamp(OVERLOAD_PAUSE.0, OVERLOAD_PAUSE.1);
-                    self.last_failure = Some(RouteError::Overloaded(format!("worker {worker:?} is overloaded")));
-                    self.router.vacate(self.seq, Instant::now());
-                    self.rest(self.pause).await?;
-                }
-                RouteError::Overloaded(format!("worker {worker:?} is overloaded"))
+            Failure::Overloaded if self.waits_for_pin(decision) => {
+                self.pause = (self.pause * 2).clamp(OVERLOAD_PAUSE.0, OVERLOAD_PAUSE.1);
+                self.router.vacate(self.seq, Instant::now());
+                return self.rest(self.pause).await;
             }
-            Failure::AcceptTimeout => RouteError::AcceptTimeout(format!("worker {worker:?} was silent")),
-        });
-        if exclude {
-            let whole_worker = failure == Failure::Draining;
-            self.ask.excluded.push(Excluded { placement: decision.placement.clone(), whole_worker, failure });
+            Failure::Overloaded | Failure::Draining | Failure::AcceptTimeout => {}
         }
+        let whole_worker = failure == Failure::Draining;
+        self.ask.excluded.push(Excluded { placement: decision.placement.clone(), whole_worker, failure });
         Ok(())
     }
 
@@ -369,6 +360,16 @@ impl Request {
     /// Whether the session is named: its first pin is made before the dispatch.
     pub(super) fn claims(&self) -> bool {
         self.router.rules.mode != AffinityMode::Off && self.ask.named()
+    }
+}
+
+/// What the frontend is told where this was the last attempt.
+fn failure_at(worker: &str, failure: Failure) -> RouteError {
+    match failure {
+        Failure::NoResponders => RouteError::NoWorker(format!("nobody listens at worker {worker:?} any more")),
+        Failure::Draining => RouteError::NoWorker(format!("worker {worker:?} takes no new requests")),
+        Failure::Overloaded => RouteError::Overloaded(format!("worker {worker:?} is overloaded")),
+        Failure::AcceptTimeout => RouteError::AcceptTimeout(format!("worker {worker:?} was silent")),
     }
 }
 
@@ -426,7 +427,6 @@ impl Drop for Request {
 
 /// A plain responder's answer with what a reply message carries (protocol section 6).
 pub(super) fn plain_reply(request: &Request, decision: &Decision, answer: &Inbound) -> Headers {
-    use crate::wire::header;
     let mut headers = answer.headers.filtered(header::goes_to_frontend);
     headers.set(header::REQUEST_ID, request.id.as_str());
     headers.set(header::WORKER, decision.placement.worker.as_str());

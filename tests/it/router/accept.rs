@@ -162,3 +162,20 @@ async fn an_unreadable_finish_still_ends_the_request() {
     cluster.routers[0].reaches("requests_in_flight", 0.0).await;
     assert_eq!(cluster.routers[0].metric_where("requests", "outcome=\"error\"").await, 1.0);
 }
+
+#[tokio::test]
+async fn the_outcome_counts_too_where_finished_is_the_only_event() {
+    let cluster = Cluster::start().await;
+    let failing = Behaviour::script(|dispatch| async move {
+        dispatch.reply(&[("Rankpin-Final", "true")], "").await;
+        dispatch.finish("error").await;
+    });
+    let _worker = cluster.worker("w").behaves(failing).start().await;
+    cluster.turn("s").await;
+    cluster.routers[0].reaches("requests_in_flight", 0.0).await;
+    let counted =
+        async |outcome: &str| cluster.routers[0].metric_where("requests", &format!("outcome=\"{outcome}\"")).await;
+    let once = async || (counted("error").await + counted("ok").await == 1.0).then_some(());
+    eventually("the request is counted", PATIENCE, once).await;
+    assert_eq!(counted("error").await, 1.0);
+}
