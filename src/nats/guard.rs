@@ -8,6 +8,7 @@ use base64::prelude::BASE64_STANDARD;
 use serde::Deserialize;
 
 use super::bucket::{Bucket, Change, Stored};
+use super::lane::Block;
 use super::link::{Link, LinkOptions};
 
 /// Most stored messages that one search reads.
@@ -106,16 +107,7 @@ async fn request(bucket: &Bucket, ask: &serde_json::Value) -> Option<bytes::Byte
 /// Whether a header block, as stored in base64, is one that the client library can't read.
 fn is_poison(encoded: &str) -> bool {
     let Ok(block) = BASE64_STANDARD.decode(encoded) else { return true };
-    let Ok(text) = std::str::from_utf8(&block) else { return true };
-    let mut lines = text.split("\r\n");
-    let version = lines.next().is_some_and(|line| line.starts_with("NATS/1.0"));
-    !version || lines.any(|line| !line.is_empty() && !is_sound(line))
-}
-
-fn is_sound(line: &str) -> bool {
-    let Some((name, _)) = line.split_once(':') else { return false };
-    let sound_name = !name.is_empty() && name.bytes().all(|b| (33..=126).contains(&b));
-    sound_name && !line.contains(['\r', '\n'])
+    Block::read(&block).is_err()
 }
 
 #[cfg(test)]

@@ -29,7 +29,9 @@ const VIOLATION_GRACE: Duration = Duration::from_millis(50);
 /// Messages that one subscription holds before the newest are dropped.
 const SUBSCRIPTION_CAPACITY: usize = 65_536;
 /// Permission violations kept for the message at start.
-const MAX_VIOLATIONS: usize = 16;
+pub(super) const MAX_VIOLATIONS: usize = 16;
+/// How the server's report of one begins, in lower case.
+pub(super) const VIOLATION_WORDS: &str = "permissions violation";
 
 /// Where and as whom to connect.
 #[derive(Debug, Clone)]
@@ -295,7 +297,7 @@ impl Shared {
             Event::ServerError(error) => {
                 warn!(connection, %error, "the NATS server reports an error");
                 let text = error.to_string();
-                if text.to_ascii_lowercase().contains("permissions violation") {
+                if text.to_ascii_lowercase().contains(VIOLATION_WORDS) {
                     let mut violations = self.violations.lock().expect("no code panics while it holds this lock");
                     if violations.len() < MAX_VIOLATIONS {
                         violations.push(text);
@@ -333,16 +335,7 @@ fn follow_events(shared: &Arc<Shared>, mut events: Events, generation: u64) {
 }
 
 async fn connect(options: &LinkOptions) -> Result<(Client, Events), ConnectError> {
-    let mut addresses = Vec::new();
-    for url in &options.urls {
-        addresses.push(
-            url.parse::<ServerAddr>()
-                .map_err(|e| ConnectError::Url { url: login::without_login(url), problem: e.to_string() })?,
-        );
-    }
-    if addresses.is_empty() {
-        return Err(ConnectError::Url { url: String::new(), problem: "it is empty".into() });
-    }
+    let addresses = parse_addresses(&options.urls)?;
     // Events are few (state changes and server errors), so their channel needs no bound.
     let (sender, events) = tokio::sync::mpsc::unbounded_channel();
     let connect = match &options.creds {
@@ -371,7 +364,20 @@ async fn connect(options: &LinkOptions) -> Result<(Client, Events), ConnectError
     Ok((client, events))
 }
 
-fn reconnect_delay(attempts: usize) -> Duration {
+/// Reads server URLs; at least one.
+pub(super) fn parse_addresses(urls: &[String]) -> Result<Vec<ServerAddr>, ConnectError> {
+    if urls.is_empty() {
+        return Err(ConnectError::Url { url: String::new(), problem: "it is empty".into() });
+    }
+    let parse = |url: &String| {
+        url.parse()
+            .map_err(|e: std::io::Error| ConnectError::Url { url: login::without_login(url), problem: e.to_string() })
+    };
+    urls.iter().map(parse).collect()
+}
+
+/// Pause before an attempt to reconnect; attempts count from 1.
+pub(super) fn reconnect_delay(attempts: usize) -> Duration {
     let exponent = u32::try_from(attempts.saturating_sub(1)).unwrap_or(u32::MAX).min(6);
     (Duration::from_millis(50) * 2u32.pow(exponent)).min(MAX_RECONNECT_DELAY)
 }

@@ -3,6 +3,7 @@
 pub mod bucket;
 pub mod guard;
 pub mod headers;
+pub mod lane;
 pub mod link;
 mod login;
 pub mod registry;
@@ -10,6 +11,7 @@ pub mod subscriptions;
 
 pub use async_nats::{PublishError, Subject};
 pub use headers::Headers;
+pub use lane::{Block, Lane, Lines, Message};
 pub use link::{ConnectError, Link, LinkOptions, LinkState};
 pub use subscriptions::Subscriptions;
 

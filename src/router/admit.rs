@@ -3,8 +3,6 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use tokio::sync::mpsc;
-
 use super::route::Request;
 use super::state::{Keys, Router};
 use crate::core::ask::Ask;
@@ -14,7 +12,8 @@ use crate::core::id::{Origin, RequestId, SessionId};
 use crate::core::mode::{AffinityMode, FrontendTrust};
 use crate::core::session::Session;
 use crate::core::session::derived::Prefixes;
-use crate::nats::{Inbound, Subject};
+use crate::nats::Message;
+use crate::nats::lane::Unsound;
 use crate::wire::body::{self, Wanted};
 use crate::wire::header::Known;
 use crate::wire::request::{self, Reading, RequestHead};
@@ -25,15 +24,19 @@ const MAX_HINT_SHOWN: usize = 80;
 
 /// Takes a message in. `Err` is the answer to a request that can't be taken, with the id it is answered under;
 /// `Ok(None)` a message that must not be answered.
-pub fn admit(router: &Arc<Router>, message: Inbound) -> Result<Option<Request>, Refused> {
+pub fn admit(router: &Arc<Router>, message: Message) -> Result<Option<Request>, Refused> {
     let now = Instant::now();
-    if let Some(reply) = &message.reply
+    if let Some(reply) = message.reply()
         && !router.may_reply_to(reply)
     {
         router.metrics.dropped_reply.inc();
         return Ok(None);
     }
-    let known = Known::read(message.headers.iter());
+    let headers = match message.headers() {
+        Ok(headers) => headers,
+        Err(unsound) => return Err(refuse(made_id(), &message, unreadable(unsound))),
+    };
+    let known = Known::read(headers.iter());
     let id = match request::request_id(&known) {
         Ok(Some(id)) => id,
         Ok(None) => made_id(),
@@ -62,13 +65,17 @@ pub struct Refused {
     /// The id that it is answered under.
     pub id: RequestId,
     /// Where the answer goes.
-    pub reply: Option<Subject>,
+    pub reply: Option<String>,
     /// Why.
     pub error: RouteError,
 }
 
-fn refuse(id: RequestId, message: &Inbound, error: RouteError) -> Refused {
-    Refused { id, reply: message.reply.clone(), error }
+fn unreadable(unsound: Unsound) -> RouteError {
+    RouteError::InvalidRequest(format!("the message's header block can't be read: {unsound}"))
+}
+
+fn refuse(id: RequestId, message: &Message, error: RouteError) -> Refused {
+    Refused { id, reply: message.reply().map(str::to_owned), error }
 }
 
 fn made_id() -> RequestId {
@@ -82,9 +89,9 @@ struct Checked {
     head: RequestHead,
 }
 
-fn check(router: &Router, message: &Inbound, known: &Known<'_>) -> Result<Checked, RouteError> {
-    let subject = router.subjects.parse_request(&message.subject).ok_or_else(|| {
-        RouteError::InvalidRequest(format!("the subject {:?} is none that takes requests", message.subject.as_str()))
+fn check(router: &Router, message: &Message, known: &Known<'_>) -> Result<Checked, RouteError> {
+    let subject = router.subjects.parse_request(message.subject()).ok_or_else(|| {
+        RouteError::InvalidRequest(format!("the subject {:?} is none that takes requests", message.subject()))
     })?;
     let trusted = match router.config.frontends {
         FrontendTrust::Everywhere => true,
@@ -96,7 +103,7 @@ fn check(router: &Router, message: &Inbound, known: &Known<'_>) -> Result<Checke
     let named = named.map_err(|e| RouteError::InvalidRequest(e.to_string()))?;
     let wanted = Wanted { model: named.is_none(), elements: sessions && head.session.is_none() };
     let reading = if wanted.model || wanted.elements {
-        body::read(&message.payload, head.encoding, wanted)?
+        body::read(message.payload(), head.encoding, wanted)?
     } else {
         body::Reading::default()
     };
@@ -147,14 +154,12 @@ fn clip(text: &str) -> Arc<str> {
 
 fn take(
     router: &Arc<Router>,
-    message: Inbound,
+    message: Message,
     id: RequestId,
     checked: Checked,
     now: Instant,
 ) -> Result<Request, Refused> {
-    let (sender, mail) = mpsc::unbounded_channel();
-    let bytes = message.payload.len() + message.headers.wire_len();
-    let Some(seq) = router.state().live.insert(id.clone(), bytes, sender) else {
+    let Some(seq) = router.state().live.insert(id.clone(), message.len()) else {
         let full =
             RouteError::Overloaded("the router has as many requests under way as it can hold; try again later".into());
         return Err(refuse(id, &message, full));
@@ -169,13 +174,11 @@ fn take(
         ask,
         keys,
         prefixes,
-        reply: message.reply,
-        headers: message.headers,
-        payload: message.payload,
+        message,
         priority: head.priority,
         accept_until: now + timeout,
         deadline: head.deadline_ms.map(|ms| (now + Duration::from_millis(ms.into()), ms.into())),
-        mail,
+        mail: None,
         attempt: 0,
         continued: None,
         claim: None,

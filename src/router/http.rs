@@ -46,9 +46,11 @@ impl Router {
         drop(state);
         gauges.bucket_unreachable.set(i64::from(self.pins.is_unreachable()));
         gauges.pins_owed.set(count(self.pins.owed()));
-        let links = [&self.intake, &self.dispatch, self.pins.bucket.link()];
-        let slow: u64 = links.iter().map(|link| link.slow_consumer_events()).sum();
+        let (lanes, store) = ([&self.intake, &self.dispatch], self.pins.bucket.link());
+        let slow: u64 =
+            lanes.iter().map(|lane| lane.slow_consumer_events()).sum::<u64>() + store.slow_consumer_events();
         gauges.slow_consumers.set(i64::try_from(slow).unwrap_or(i64::MAX));
-        gauges.reconnects.set(links.iter().map(|link| link.state().borrow().connects).sum());
+        let connects = lanes.iter().map(|lane| lane.connects()).sum::<u64>() + store.state().borrow().connects;
+        gauges.reconnects.set(connects);
     }
 }

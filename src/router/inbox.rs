@@ -1,13 +1,13 @@
 //! The inbox: what workers, and the server in their place, say of dispatched requests.
 
-use std::sync::Arc;
 use std::time::Instant;
 
 use super::live::{At, Mail, Once, Seq};
+use super::passing;
 use super::state::Router;
 use crate::core::fleet::WorkerSlot;
 use crate::core::id::{RequestId, WorkerId};
-use crate::nats::{ConnectError, Inbound, NO_RESPONDERS, Subscriptions};
+use crate::nats::{Block, ConnectError, Message, NO_RESPONDERS};
 use crate::wire::event::{Event, EventError};
 
 /// Whom a message on the inbox is about.
@@ -21,29 +21,19 @@ enum About {
 /// An accepted attempt that was given up: it is cancelled once more.
 type Late = (RequestId, WorkerId, u32);
 
+/// Number of the inbox's subscription.
+const INBOX: u64 = 0;
+
 /// Subscribes to this router's inbox.
-pub async fn subscribe(router: &Router) -> Result<Subscriptions, ConnectError> {
-    Subscriptions::open(&router.dispatch, &[(format!("{}*", router.inbox), None)]).await
+pub async fn subscribe(router: &Router) -> Result<(), ConnectError> {
+    router.dispatch.subscribe(INBOX, &format!("{}*", router.inbox), None);
+    router.dispatch.barrier().await
 }
 
-/// Reads the inbox for ever; a client that a message killed is built anew.
-pub async fn read(router: Arc<Router>, mut inbox: Subscriptions) {
-    loop {
-        while let Some((_, message)) = inbox.next().await {
-            if let Some((id, worker, attempt)) = router.hear(message) {
-                router.cancel_at(&worker, &id, attempt).await;
-            }
-        }
-        router.metrics.rebuilt.inc();
-        inbox = loop {
-            router.dispatch.rebuild(inbox.generation()).await;
-            match subscribe(&router).await {
-                Ok(inbox) => break inbox,
-                Err(error) => tracing::warn!(%error, "cannot subscribe to the inbox anew, trying on"),
-            }
-            tokio::time::sleep(super::intake::RESUBSCRIBE_PAUSE).await;
-        };
-        router.outage_ended();
+/// Takes one message of the inbox.
+pub fn take(router: &Router, message: Message) {
+    if let Some((id, worker, attempt)) = router.hear(message) {
+        router.cancel_at(&worker, &id, attempt);
     }
 }
 
@@ -65,11 +55,11 @@ impl Router {
         Some(About::Attempt(u64::from_str_radix(number, 16).ok()?, count))
     }
 
-    fn hear(&self, message: Inbound) -> Option<Late> {
-        match self.about(&message.subject) {
+    fn hear(&self, message: Message) -> Option<Late> {
+        match self.about(message.subject()) {
             Some(About::Attempt(seq, attempt)) => self.hear_of_attempt(seq, attempt, message),
             Some(About::Probe(slot)) => {
-                if message.status == Some(NO_RESPONDERS) {
+                if message.status() == Some(NO_RESPONDERS) {
                     self.probe_refused(slot);
                 }
                 None
@@ -81,10 +71,10 @@ impl Router {
         }
     }
 
-    fn hear_of_attempt(&self, seq: Seq, attempt: u32, message: Inbound) -> Option<Late> {
-        let event = match message.status {
+    fn hear_of_attempt(&self, seq: Seq, attempt: u32, message: Message) -> Option<Late> {
+        let event = match message.status() {
             Some(_) => None,
-            None => Some(Event::read(message.headers.iter(), &message.payload)),
+            None => Some(Event::read(message.headers().unwrap_or(Block::NONE).iter(), message.payload())),
         };
         let now = Instant::now();
         let mut state = self.state();
@@ -95,10 +85,10 @@ impl Router {
             return None;
         };
         let at = live.at.clone();
-        let mut accepted = false;
+        let (mut accepted, mut ended, mut in_passing) = (false, None, None);
         match event {
             None => {
-                if message.status == Some(NO_RESPONDERS) && live.first(Once::NoResponders) {
+                if message.status() == Some(NO_RESPONDERS) && live.first(Once::NoResponders) {
                     live.send(Mail::NoResponders);
                 }
                 return None;
@@ -107,7 +97,10 @@ impl Router {
             Some(Ok(Event::Accepted)) => {
                 if live.first(Once::Accepted) {
                     accepted = true;
-                    live.send(Mail::Accepted);
+                    in_passing = live.hold();
+                    if in_passing.is_none() {
+                        live.send(Mail::Accepted);
+                    }
                 }
             }
             Some(Ok(Event::Rejected(rejection))) => {
@@ -117,7 +110,11 @@ impl Router {
             }
             Some(Ok(Event::Finished(finished))) => {
                 if live.first(Once::Ended) {
-                    live.send(Mail::Finished(Box::new(finished)));
+                    in_passing = live.hold();
+                    match in_passing {
+                        Some(_) => ended = Some(finished),
+                        None => live.send(Mail::Finished(Box::new(finished))),
+                    }
                 }
             }
             Some(Err(EventError::NoEvent)) if at.as_ref().is_some_and(|at| at.plain) => {
@@ -132,6 +129,12 @@ impl Router {
         }
         if let Some(At { slot, .. }) = at {
             state.fleet.handle_event(slot, now);
+        }
+        drop(state);
+        match (in_passing, ended) {
+            (Some(resting), Some(end)) => passing::finished(*resting, &end),
+            (Some(resting), None) => passing::accepted(*resting),
+            (None, _) => {}
         }
         None
     }

@@ -3,15 +3,17 @@
 //! A request's mailbox needs no bound of its own: each kind of mail comes at most once per attempt, which the entry
 //! here sees to, and attempts are bounded.
 
-use std::collections::{HashMap, VecDeque};
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, HashMap, VecDeque};
 use std::time::{Duration, Instant};
 
-use tokio::sync::mpsc::UnboundedSender;
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
+use super::route::{self, Request, Stage};
 use crate::core::decide::Decision;
 use crate::core::fleet::WorkerSlot;
 use crate::core::id::{DpRank, RequestId, WorkerId};
-use crate::nats::Inbound;
+use crate::nats::Message;
 use crate::wire::event::{Finished, Outcome, Rejection};
 
 /// Most requests under way in one router; one more is answered `overloaded`.
@@ -22,6 +24,10 @@ pub const MAX_LIVE_BYTES: usize = 1 << 30;
 const SETTLE_AFTER: Duration = Duration::from_secs(2);
 /// Given-up attempts remembered, to cancel them again where their worker accepts late.
 const MAX_GIVEN_UP: usize = 4_096;
+
+/// Most times at which requests at rest have to be looked at; one more gets a task instead. Times of requests that have
+/// ended stand until they pass.
+const MAX_WAKE: usize = 262_144;
 
 /// Number of no attempt: they count from 1.
 const NO_ATTEMPT: u32 = 0;
@@ -42,7 +48,7 @@ pub enum Mail {
     /// The worker is done.
     Finished(Box<Finished>),
     /// A plain responder's whole answer.
-    Answer(Box<Inbound>),
+    Answer(Box<Message>),
     /// The worker is lost.
     WorkerLost,
     /// The frontend cancelled.
@@ -59,12 +65,37 @@ pub type Seq = u64;
 pub struct Live {
     id: RequestId,
     bytes: usize,
-    mail: UnboundedSender<Mail>,
+    mailbox: Mailbox,
     attempt: u32,
     seen: u8,
     cancelled: bool,
     /// Where it is counted.
     pub at: Option<At>,
+}
+
+/// Where the mail of a request goes.
+#[derive(Debug)]
+enum Mailbox {
+    /// Somebody handles the request at the moment, and looks here when that is done.
+    Held(Vec<Mail>),
+    /// It rests: it waits for its worker, and nobody else for it.
+    Resting(Box<Resting>),
+    /// It has a task of its own.
+    Task(UnboundedSender<Mail>),
+}
+
+/// A request that was sent, and has no task: most end without ever having had one.
+pub struct Resting {
+    /// The request.
+    pub request: Request,
+    /// How far it has come.
+    pub stage: Stage,
+}
+
+impl std::fmt::Debug for Resting {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(formatter, "a request at rest")
+    }
 }
 
 /// Where a request is.
@@ -106,18 +137,21 @@ pub struct LiveRequests {
     by_id: HashMap<RequestId, Vec<Seq>>,
     given_up: HashMap<(Seq, u32), (RequestId, WorkerId)>,
     given_up_order: VecDeque<(Seq, u32)>,
+    /// When requests at rest have to be looked at, with the attempt that is waited for.
+    wake: BinaryHeap<Reverse<(Instant, Seq, u32)>>,
 }
 
 impl LiveRequests {
     /// Takes a request in; `None` where there is no room.
-    pub fn insert(&mut self, id: RequestId, bytes: usize, mail: UnboundedSender<Mail>) -> Option<Seq> {
+    pub fn insert(&mut self, id: RequestId, bytes: usize) -> Option<Seq> {
         if self.by_seq.len() >= MAX_LIVE || self.bytes.saturating_add(bytes) > MAX_LIVE_BYTES {
             return None;
         }
         self.next += 1;
         self.bytes += bytes;
         self.by_id.entry(id.clone()).or_default().push(self.next);
-        let live = Live { id, bytes, mail, attempt: NO_ATTEMPT, seen: 0, cancelled: false, at: None };
+        let mailbox = Mailbox::Held(Vec::new());
+        let live = Live { id, bytes, mailbox, attempt: NO_ATTEMPT, seen: 0, cancelled: false, at: None };
         self.by_seq.insert(self.next, live);
         Some(self.next)
     }
@@ -155,6 +189,59 @@ impl LiveRequests {
     /// The entry of an attempt that still counts.
     pub fn current(&mut self, seq: Seq, attempt: u32) -> Option<&mut Live> {
         self.by_seq.get_mut(&seq).filter(|live| live.attempt == attempt && attempt != NO_ATTEMPT)
+    }
+
+    /// A request that is held gets a task: mail goes there from now on, and what has come meanwhile first.
+    pub fn give_task(&mut self, seq: Seq) -> UnboundedReceiver<Mail> {
+        let (sender, receiver) = unbounded_channel();
+        if let Some(live) = self.by_seq.get_mut(&seq)
+            && let Mailbox::Held(waiting) = std::mem::replace(&mut live.mailbox, Mailbox::Task(sender))
+        {
+            for mail in waiting {
+                live.send(mail);
+            }
+        }
+        receiver
+    }
+
+    /// A request that is held rests from now on; until `wake_at` where it must be looked at then. It is given back
+    /// where mail has come meanwhile, or where too many rest.
+    pub fn rest(&mut self, resting: Box<Resting>, wake_at: Option<Instant>) -> Result<(), Box<Resting>> {
+        let seq = resting.request.seq();
+        let Some(live) = self.by_seq.get_mut(&seq) else { return Err(resting) };
+        if !matches!(&live.mailbox, Mailbox::Held(waiting) if waiting.is_empty()) {
+            return Err(resting);
+        }
+        if let Some(at) = wake_at {
+            if self.wake.len() >= MAX_WAKE {
+                return Err(resting);
+            }
+            self.wake.push(Reverse((at, seq, live.attempt)));
+        }
+        live.mailbox = Mailbox::Resting(resting);
+        Ok(())
+    }
+
+    /// When the next request at rest has to be looked at.
+    pub fn next_wake(&self) -> Option<Instant> {
+        self.wake.peek().map(|Reverse((at, ..))| *at)
+    }
+
+    /// Gives a task to those at rest whose worker has said nothing in time.
+    pub fn wake(&mut self, now: Instant) {
+        while self.next_wake().is_some_and(|at| at <= now) {
+            let Some(Reverse((_, seq, attempt))) = self.wake.pop() else { return };
+            if let Some(live) = self.by_seq.get_mut(&seq).filter(|live| live.attempt == attempt)
+                && !live.at.as_ref().is_some_and(|at| at.accepted)
+            {
+                live.start_task();
+            }
+        }
+    }
+
+    /// Everything that rests, to be dropped: the router ends.
+    pub fn abandon(&mut self) -> Vec<Box<Resting>> {
+        self.by_seq.values_mut().filter_map(Live::hold).collect()
     }
 
     /// Tells every request of this id that its frontend cancelled. How many there are.
@@ -207,7 +294,7 @@ impl LiveRequests {
 
     /// Tells every request that is not accepted that the router stops.
     pub fn shut_down(&mut self) {
-        for live in self.by_seq.values() {
+        for live in self.by_seq.values_mut() {
             if !live.at.as_ref().is_some_and(|at| at.accepted) {
                 live.send(Mail::ShuttingDown);
             }
@@ -251,8 +338,34 @@ impl Live {
         first
     }
 
-    /// Sends mail. A request that has ended reads none.
-    pub fn send(&self, mail: Mail) {
-        let _ = self.mail.send(mail);
+    /// Sends mail. A request at rest gets a task for it; one that has ended reads none.
+    pub fn send(&mut self, mail: Mail) {
+        self.start_task();
+        match &mut self.mailbox {
+            Mailbox::Held(waiting) => waiting.push(mail),
+            Mailbox::Task(task) => {
+                let _ = task.send(mail);
+            }
+            Mailbox::Resting(_) => unreachable!("it has just got a task"),
+        }
+    }
+
+    /// Takes a request at rest, to handle what has come for it; mail waits until it rests again or gets a task.
+    pub fn hold(&mut self) -> Option<Box<Resting>> {
+        match std::mem::replace(&mut self.mailbox, Mailbox::Held(Vec::new())) {
+            Mailbox::Resting(resting) => Some(resting),
+            other => {
+                self.mailbox = other;
+                None
+            }
+        }
+    }
+
+    fn start_task(&mut self) {
+        if let Some(resting) = self.hold() {
+            let (sender, receiver) = unbounded_channel();
+            self.mailbox = Mailbox::Task(sender);
+            route::start(*resting, receiver);
+        }
     }
 }

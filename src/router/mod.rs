@@ -13,6 +13,7 @@ mod later;
 mod live;
 mod metrics;
 mod mirror;
+mod passing;
 mod pinning;
 mod route;
 mod run;

@@ -191,39 +191,27 @@ impl Request {
         self.router.pins.is_unreachable() || self.contested >= MAX_CONTESTED
     }
 
-    /// Whether the bucket has to be asked before the mirror is believed: once, while the mirror may be behind, and for a
-    /// derived session whose opening another router may just have pinned.
-    pub(super) fn has_to_recheck_pin(&mut self) -> bool {
-        if std::mem::replace(&mut self.rechecked, true) || self.router.pins.is_unreachable() {
-            return false;
+    /// The pin that has to be read from the bucket before the mirror is believed: once, while the mirror may be behind;
+    /// and for a derived session of which the mirror knows no prefix and whose body holds an assistant item, the prefix
+    /// before the first of these, which another router may just have pinned (protocol section 4).
+    pub(super) fn pin_to_recheck(&self) -> Option<PinKey> {
+        if self.rechecked || self.router.pins.is_unreachable() {
+            return None;
         }
         match &self.keys {
-            Keys::None => false,
-            Keys::Named(_) => !self.router.state().mirror_fresh,
-            Keys::Derived(_) => self.prefixes.as_ref().is_some_and(Prefixes::has_assistant),
-        }
-    }
-
-    pub(super) async fn recheck_pin(&mut self) {
-        match self.keys {
-            Keys::None => {}
-            Keys::Named(key) => {
-                self.router.read_pin(key).await;
+            Keys::None => None,
+            Keys::Named(key) => (!self.router.state().mirror_fresh).then_some(*key),
+            Keys::Derived(_) => {
+                let opening = self.prefixes.as_ref().and_then(Prefixes::before_first_assistant)?;
+                let known = find_pin(&self.router.state().mirror, &self.keys, Instant::now()).is_some();
+                (!known).then(|| derived_pin_key(&self.ask, opening))
             }
-            Keys::Derived(_) => self.read_opening().await,
         }
     }
 
-    /// Where the mirror knows no prefix and the body holds an assistant item, the bucket is read once for the prefix
-    /// before the first assistant item (protocol section 4).
-    async fn read_opening(&mut self) {
-        let Some(opening) = self.prefixes.as_ref().and_then(Prefixes::before_first_assistant) else {
-            return;
-        };
-        let known = find_pin(&self.router.state().mirror, &self.keys, Instant::now()).is_some();
-        if !known {
-            self.router.read_pin(derived_pin_key(&self.ask, opening)).await;
-        }
+    pub(super) async fn recheck_pin(&mut self, key: PinKey) {
+        self.rechecked = true;
+        self.router.read_pin(key).await;
     }
 
     /// What has to be put before the dispatch: a claim, or once per key the value that another router has put lately.

@@ -3,13 +3,12 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use bytes::Bytes;
 use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::sync::watch;
 
 use super::derived::Continued;
 use super::later::Later;
-use super::live::{Mail, Seq};
+use super::live::{Mail, Resting, Seq};
 use super::pinning::{Claim, Claimed, Pinned};
 use super::state::{Asked, Asking, Keys, Router};
 use crate::core::ask::{Ask, Excluded, Failure};
@@ -18,7 +17,7 @@ use crate::core::error::RouteError;
 use crate::core::id::RequestId;
 use crate::core::mode::AffinityMode;
 use crate::core::session::derived::Prefixes;
-use crate::nats::{Headers, Inbound, Subject};
+use crate::nats::{Block, Lines, Message};
 use crate::wire::event::{Finished, Outcome, Rejection};
 use crate::wire::header;
 
@@ -31,6 +30,9 @@ const GRACE_PAUSE: Duration = Duration::from_millis(100);
 /// First and longest pause before a pinned placement that has refused for overload is asked again.
 const OVERLOAD_PAUSE: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
 
+/// Who waits for mail has a task.
+const HAS_TASK: &str = "only requests with a task wait for mail";
+
 /// A request under way. It ends with this value: dropping it gives back what it holds.
 pub struct Request {
     pub(super) router: Arc<Router>,
@@ -39,13 +41,12 @@ pub struct Request {
     pub(super) ask: Ask,
     pub(super) keys: Keys,
     pub(super) prefixes: Option<Prefixes>,
-    pub(super) reply: Option<Subject>,
-    pub(super) headers: Headers,
-    pub(super) payload: Bytes,
+    pub(super) message: Message,
     pub(super) priority: i32,
     pub(super) accept_until: Instant,
     pub(super) deadline: Option<(Instant, u64)>,
-    pub(super) mail: UnboundedReceiver<Mail>,
+    /// Where its mail comes, once it has a task.
+    pub(super) mail: Option<UnboundedReceiver<Mail>>,
     pub(super) attempt: u32,
     /// Of a derived session: the pin that it continues.
     pub(super) continued: Option<Continued>,
@@ -66,6 +67,16 @@ pub struct Request {
     pub(super) pause: Duration,
 }
 
+/// How far a request has come.
+pub enum Stage {
+    /// It wants a placement; or has asked for one already, and this is the answer.
+    Placing(Option<Asked>),
+    /// It was sent, and its worker has until then to say something.
+    Sent(Decision, Instant),
+    /// Its worker has it.
+    Accepted(Decision),
+}
+
 /// How an attempt went.
 enum Attempted {
     /// The worker has the request.
@@ -78,9 +89,16 @@ enum Attempted {
     Refused(Rejection),
 }
 
+/// Gives a request a task of its own, in which it goes on from where it is.
+pub fn start(resting: Resting, mail: UnboundedReceiver<Mail>) {
+    let Resting { mut request, stage } = resting;
+    request.mail = Some(mail);
+    tokio::spawn(serve(request, stage));
+}
+
 /// Serves a request to its end; an error is what its frontend is told.
-pub async fn serve(mut request: Request) {
-    let outcome = request.run().await;
+async fn serve(mut request: Request, stage: Stage) {
+    let outcome = request.run(stage).await;
     match outcome {
         Ok(finished) => request.router.metrics.finished(&finished),
         // What happens rarely is boxed here and below: each request's future stays small.
@@ -89,51 +107,67 @@ pub async fn serve(mut request: Request) {
 }
 
 impl Request {
-    async fn run(&mut self) -> Result<Finished, RouteError> {
-        while self.ask.excluded.len() < MAX_FAILED_PLACEMENTS {
-            let decision = self.place().await?;
-            self.router.metrics.decided(&decision);
-            match self.attempt(&decision).await? {
-                Attempted::Accepted => {
-                    self.settle(&decision);
-                    if let Some(finished) = self.follow(&decision).await? {
+    /// Its number.
+    pub fn seq(&self) -> Seq {
+        self.seq
+    }
+
+    async fn run(&mut self, mut stage: Stage) -> Result<Finished, RouteError> {
+        loop {
+            stage = match stage {
+                Stage::Placing(asked) => {
+                    let decision = self.place(asked).await?;
+                    self.router.metrics.decided(&decision);
+                    if !self.router.dispatch.is_connected() {
+                        Box::pin(self.wait_for_connection()).await?;
+                    }
+                    let until = self.dispatch(&decision)?;
+                    Stage::Sent(decision, until)
+                }
+                Stage::Sent(decision, until) => match self.hear(&decision, until).await? {
+                    Attempted::Accepted => {
+                        self.settle(&decision);
+                        Stage::Accepted(decision)
+                    }
+                    Attempted::Ended(finished) => {
+                        self.settle(&decision);
                         return Ok(finished);
                     }
-                }
-                Attempted::Ended(finished) => {
-                    self.settle(&decision);
-                    return Ok(finished);
-                }
-                Attempted::Failed(failure) => Box::pin(self.learn(&decision, failure)).await?,
-                Attempted::Refused(rejection) => return Err(relayed(rejection)),
-            }
+                    Attempted::Failed(failure) => {
+                        Box::pin(self.learn(&decision, failure)).await?;
+                        Stage::Placing(None)
+                    }
+                    Attempted::Refused(rejection) => return Err(relayed(rejection)),
+                },
+                Stage::Accepted(decision) => match self.follow(&decision).await? {
+                    Some(finished) => return Ok(finished),
+                    None => Stage::Placing(None),
+                },
+            };
         }
-        Err(self.last_failure.take().unwrap_or_else(|| RouteError::NoWorker("every attempt failed".into())))
     }
 
     async fn fail(&mut self, error: &RouteError) {
         self.give_back_pin().await;
-        self.router.answer(&self.id, self.reply.as_ref(), error).await;
+        self.router.answer(&self.id, self.message.reply(), error);
     }
 
     /// Finds a placement, and makes its pin where one is made before the dispatch. The request is counted there from
     /// then on.
-    async fn place(&mut self) -> Result<Decision, RouteError> {
-        self.leave()?;
+    async fn place(&mut self, mut asked: Option<Asked>) -> Result<Decision, RouteError> {
+        if asked.is_none() {
+            if self.ask.excluded.len() >= MAX_FAILED_PLACEMENTS {
+                let last = self.last_failure.take();
+                return Err(last.unwrap_or_else(|| RouteError::NoWorker("every attempt failed".into())));
+            }
+            self.leave()?;
+        }
         loop {
-            if self.cancelled {
-                return Err(RouteError::Cancelled);
-            }
-            if let Some((_, ms)) = self.deadline.filter(|(at, _)| Instant::now() >= *at) {
-                return Err(RouteError::Deadline(ms));
-            }
-            if Instant::now() >= self.accept_until {
-                return Err(self.timed_out());
-            }
-            if self.has_to_recheck_pin() {
-                Box::pin(self.recheck_pin()).await;
-            }
-            let Some((decision, revision)) = self.ask_once().await? else { continue };
+            let answer = match asked.take() {
+                Some(asked) => asked,
+                None => self.ask_again().await?,
+            };
+            let Some((decision, revision)) = self.wait_for(answer).await? else { continue };
             self.continued = self.find_continued();
             let Some(value) = self.value_before_dispatch(&decision) else { return Ok(decision) };
             match Box::pin(self.pin_before_dispatch(&decision, value, revision)).await {
@@ -143,17 +177,24 @@ impl Request {
         }
     }
 
-    /// Leaves where it is counted. What a worker has said of it there must not be taken for the next one's word.
-    fn leave(&mut self) -> Result<(), RouteError> {
-        self.router.vacate(self.seq, Instant::now());
-        while let Ok(mail) = self.mail.try_recv() {
-            note(&mail)?;
+    /// Asks for a placement, where the request still may.
+    async fn ask_again(&mut self) -> Result<Asked, RouteError> {
+        if self.cancelled {
+            return Err(RouteError::Cancelled);
         }
-        Ok(())
+        if let Some((_, ms)) = self.deadline.filter(|(at, _)| Instant::now() >= *at) {
+            return Err(RouteError::Deadline(ms));
+        }
+        if Instant::now() >= self.accept_until {
+            return Err(self.timed_out());
+        }
+        if let Some(key) = self.pin_to_recheck() {
+            Box::pin(self.recheck_pin(key)).await;
+        }
+        Ok(self.ask_now())
     }
 
-    /// Asks for a placement once, and waits where it has to. `None`: things have changed, ask again.
-    async fn ask_once(&mut self) -> Result<Option<(Decision, u64)>, RouteError> {
+    pub(super) fn ask_now(&self) -> Asked {
         let asking = Asking {
             seq: self.seq,
             ask: &self.ask,
@@ -163,7 +204,21 @@ impl Request {
             claimed: self.claimed.map_or(0, |claimed| claimed.revision()),
             unreachable: self.is_bucket_unreachable(),
         };
-        match self.router.ask(&asking, Instant::now()) {
+        self.router.ask(&asking, Instant::now())
+    }
+
+    /// Leaves where it is counted. What a worker has said of it there must not be taken for the next one's word.
+    fn leave(&mut self) -> Result<(), RouteError> {
+        self.router.vacate(self.seq, Instant::now());
+        while let Ok(mail) = self.mail().try_recv() {
+            note(&mail)?;
+        }
+        Ok(())
+    }
+
+    /// Takes the answer of one ask, and waits where it has to. `None`: things have changed, ask again.
+    async fn wait_for(&mut self, asked: Asked) -> Result<Option<(Decision, u64)>, RouteError> {
+        match asked {
             Asked::Decided(decision, revision) => Ok(Some((decision, revision))),
             Asked::Failed(NoPlacement::Refused(error)) => Err(self.final_error(error)),
             Asked::Failed(NoPlacement::Exhausted | NoPlacement::Wait(_)) => {
@@ -192,25 +247,23 @@ impl Request {
         // Cancel-safe: a claim that ends while mail comes first is seen at the next ask.
         tokio::select! {
             _ = claim.changed() => Ok(None),
-            mail = next_mail(&mut self.mail, self.accept_until, self.deadline) => match mail? {
+            mail = next_mail(self.mail.as_mut(), self.accept_until, self.deadline) => match mail? {
                 Some(mail) => note(&mail).map(|()| None),
                 None => Err(self.timed_out()),
             },
         }
     }
 
-    /// Sends the request to its placement and waits for the worker's word.
-    async fn attempt(&mut self, decision: &Decision) -> Result<Attempted, RouteError> {
-        self.attempt += 1;
-        let until = self.dispatch(decision).await?;
+    /// Waits for the worker's word.
+    async fn hear(&mut self, decision: &Decision, until: Instant) -> Result<Attempted, RouteError> {
         loop {
             let Some(mail) = self.next_mail_dispatched(until, decision).await? else {
-                return Box::pin(self.silent(decision)).await;
+                return self.silent(decision);
             };
             match mail {
                 Mail::Accepted => {
                     if self.cancelled {
-                        Box::pin(self.cancel_at_worker(decision)).await;
+                        self.cancel_at_worker(decision);
                     }
                     return Ok(Attempted::Accepted);
                 }
@@ -220,8 +273,9 @@ impl Request {
                     return Ok(Attempted::Ended(*finished));
                 }
                 Mail::Answer(answer) => {
-                    let failed = answer.headers.find(header::SERVICE_ERROR_CODE).is_some();
-                    Box::pin(self.relay(decision, *answer)).await?;
+                    let headers = answer.headers().unwrap_or(Block::NONE);
+                    let failed = headers.find(header::SERVICE_ERROR_CODE).is_some();
+                    self.relay(decision, &answer)?;
                     let outcome = if failed { Outcome::Error } else { Outcome::Ok };
                     return Ok(Attempted::Ended(Finished::outcome(outcome)));
                 }
@@ -231,10 +285,10 @@ impl Request {
                 Mail::Rejected(rejection) => return Ok(refusal(*rejection)),
                 Mail::Cancelled => {
                     self.cancelled = true;
-                    Box::pin(self.cancel_at_worker(decision)).await;
+                    self.cancel_at_worker(decision);
                 }
                 Mail::ShuttingDown => {
-                    Box::pin(self.cancel_at_worker(decision)).await;
+                    self.cancel_at_worker(decision);
                     return Err(RouteError::ShuttingDown);
                 }
                 Mail::Granted(_) | Mail::AskAgain => {}
@@ -243,8 +297,8 @@ impl Request {
     }
 
     /// The worker said nothing in time.
-    async fn silent(&mut self, decision: &Decision) -> Result<Attempted, RouteError> {
-        self.give_up(decision).await;
+    fn silent(&mut self, decision: &Decision) -> Result<Attempted, RouteError> {
+        self.give_up(decision);
         if self.cancelled { Err(RouteError::Cancelled) } else { Ok(Attempted::Failed(Failure::AcceptTimeout)) }
     }
 
@@ -253,7 +307,7 @@ impl Request {
         loop {
             let mail = match self.deadline {
                 Some((at, _)) => self.next_mail_dispatched(at, decision).await?,
-                None => self.mail.recv().await,
+                None => self.mail().recv().await,
             };
             match mail {
                 Some(Mail::Finished(finished)) => {
@@ -275,7 +329,7 @@ impl Request {
                 }
                 Some(Mail::Cancelled) => {
                     self.cancelled = true;
-                    Box::pin(self.cancel_at_worker(decision)).await;
+                    self.cancel_at_worker(decision);
                 }
                 Some(
                     Mail::Accepted
@@ -332,15 +386,19 @@ impl Request {
     }
 
     pub(super) async fn next_mail(&mut self, until: Instant) -> Result<Option<Mail>, RouteError> {
-        next_mail(&mut self.mail, until, self.deadline).await
+        next_mail(self.mail.as_mut(), until, self.deadline).await
     }
 
     async fn next_mail_dispatched(&mut self, until: Instant, decision: &Decision) -> Result<Option<Mail>, RouteError> {
-        let mail = next_mail(&mut self.mail, until, self.deadline).await;
+        let mail = self.next_mail(until).await;
         if let Err(RouteError::Deadline(_)) = mail {
-            Box::pin(self.give_up(decision)).await;
+            self.give_up(decision);
         }
         mail
+    }
+
+    fn mail(&mut self) -> &mut UnboundedReceiver<Mail> {
+        self.mail.as_mut().expect(HAS_TASK)
     }
 
     fn timed_out(&mut self) -> RouteError {
@@ -403,10 +461,11 @@ fn refusal(rejection: Rejection) -> Attempted {
 
 /// The next mail, `None` at `until`; an error once the request's deadline has passed.
 async fn next_mail(
-    mail: &mut UnboundedReceiver<Mail>,
+    mail: Option<&mut UnboundedReceiver<Mail>>,
     until: Instant,
     deadline: Option<(Instant, u64)>,
 ) -> Result<Option<Mail>, RouteError> {
+    let mail = mail.expect(HAS_TASK);
     let end = deadline.map_or(until, |(at, _)| at.min(until));
     match tokio::time::timeout_at(end.into(), mail.recv()).await {
         Ok(Some(mail)) => Ok(Some(mail)),
@@ -426,16 +485,17 @@ impl Drop for Request {
 }
 
 /// A plain responder's answer with what a reply message carries (protocol section 6).
-pub(super) fn plain_reply(request: &Request, decision: &Decision, answer: &Inbound) -> Headers {
-    let mut headers = answer.headers.filtered(header::goes_to_frontend);
-    headers.set(header::REQUEST_ID, request.id.as_str());
-    headers.set(header::WORKER, decision.placement.worker.as_str());
+pub(super) fn plain_reply(request: &Request, decision: &Decision, answer: &Message) -> Lines {
+    let mut headers = Lines::new();
+    headers.extend(answer.headers().unwrap_or(Block::NONE), header::goes_to_frontend);
+    headers.push(header::REQUEST_ID, request.id.as_str());
+    headers.push(header::WORKER, decision.placement.worker.as_str());
     if let Some(rank) = decision.placement.rank {
-        headers.set(header::DP_RANK, &rank.to_string());
+        headers.push_number(header::DP_RANK, rank.0.into());
     }
-    headers.set(header::DECISION, &decision.header());
-    headers.set(header::ATTEMPT, &request.attempt.to_string());
-    headers.set(header::SEQ, "0");
-    headers.set(header::FINAL, "true");
+    headers.push(header::DECISION, &decision.header());
+    headers.push_number(header::ATTEMPT, request.attempt.into());
+    headers.push(header::SEQ, "0");
+    headers.push(header::FINAL, "true");
     headers
 }

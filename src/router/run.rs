@@ -5,17 +5,16 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use tokio::net::TcpListener;
-use tokio::sync::oneshot;
 use tokio::task::JoinSet;
 
 use super::pinning::PinStore;
 use super::state::Router;
-use super::{http, inbox, intake, mirror, ticks};
+use super::{http, inbox, intake, mirror, passing, ticks};
 use crate::config::{Listen, RouterConfig};
 use crate::core::id::WorkerId;
 use crate::core::mode::{AffinityMode, Provision};
 use crate::nats::bucket::{Bucket, BucketInfo, Look};
-use crate::nats::{ConnectError, Headers, Link, LinkOptions};
+use crate::nats::{ConnectError, Lane, Lines, Link, LinkOptions};
 use crate::wire::header;
 use crate::wire::subject::Subjects;
 
@@ -94,15 +93,14 @@ pub async fn run(config: RouterConfig, stop: impl Future<Output = ()>) -> Result
 struct Running {
     router: Arc<Router>,
     tasks: JoinSet<()>,
-    requests: JoinSet<()>,
-    leave: oneshot::Sender<()>,
 }
 
 async fn start(config: RouterConfig) -> Result<Running, RouterError> {
     let subjects = Subjects::new(config.namespace.clone());
     let listener = listen(config.listen).await?;
-    let open = async |role: &str| Link::open(link_options(&config, &subjects, role)).await;
-    let (intake, dispatch, store) = (open("intake").await?, open("dispatch").await?, open("store").await?);
+    let options = |role: &str| link_options(&config, &subjects, role);
+    let (intake, dispatch) = (Lane::open(options("intake")).await?, Lane::open(options("dispatch")).await?);
+    let store = Link::open(options("store")).await?;
     let workers = Bucket::new(store.clone(), &subjects.workers_bucket());
     let pins = Bucket::new(store, &subjects.pins_bucket());
     provide(&workers, REGISTRATION_MAX_AGE, config.provision).await?;
@@ -114,11 +112,10 @@ async fn start(config: RouterConfig) -> Result<Running, RouterError> {
     if let Some(listener) = listener {
         tasks.spawn(http::serve(Arc::clone(&router), listener));
     }
+    tasks.spawn(drive(Arc::clone(&router)));
     check_permissions(&router).await?;
-    let events = inbox::subscribe(&router).await?;
-    tasks.spawn(inbox::read(Arc::clone(&router), events));
-    let control = intake::subscribe_control(&router).await?;
-    tasks.spawn(intake::read_control(Arc::clone(&router), control));
+    inbox::subscribe(&router).await?;
+    intake::subscribe_control(&router).await?;
     if router.config.affinity != AffinityMode::Off {
         let max_age = pins_info.max_age;
         router.state().mirror.set_ttl(if max_age.is_zero() { FOR_EVER } else { max_age });
@@ -127,18 +124,25 @@ async fn start(config: RouterConfig) -> Result<Running, RouterError> {
     tasks.spawn(mirror::follow(Arc::clone(&router), workers, mirror::Workers::default()));
     fill(&router).await?;
     tasks.spawn(ticks::tick(Arc::clone(&router)));
-    let incoming = intake::subscribe_requests(&router).await?;
+    tasks.spawn(passing::watch(Arc::clone(&router)));
+    intake::subscribe_requests(&router).await?;
     router.taking.store(true, Ordering::Relaxed);
-    let (leave, left) = oneshot::channel();
-    let mut requests = JoinSet::new();
-    requests.spawn(intake::read_requests(Arc::clone(&router), incoming, left));
     // The macro keeps what its arguments borrow until it is done: two locks in it would wait for each other.
     let (pins, workers) = {
         let state = router.state();
         (state.mirror.len(), state.fleet.iter().count())
     };
     tracing::info!(namespace = %router.config.namespace, pins, workers, "router is ready");
-    Ok(Running { router, tasks, requests, leave })
+    Ok(Running { router, tasks })
+}
+
+/// Both connections of the hot path in one task: a request is taken, placed and sent without a change of threads, and
+/// whatever was read at once is answered at once.
+async fn drive(router: Arc<Router>) {
+    tokio::join!(
+        router.intake.drive(|message| intake::take(&router, message)),
+        router.dispatch.drive(|message| inbox::take(&router, message)),
+    );
 }
 
 async fn listen(listen: Listen) -> Result<Option<TcpListener>, RouterError> {
@@ -223,13 +227,13 @@ fn tell_differences(bucket: &Bucket, info: &BucketInfo, max_age: Duration) {
 /// Publishes what harms nobody to where the router will have to publish: a missing permission shows at start.
 async fn check_permissions(router: &Router) -> Result<(), RouterError> {
     let nobody = WorkerId::new("rankpin-permission-check").expect("a valid worker id");
-    let mut headers = Headers::new();
-    headers.set(header::PROBE, "1");
-    router.send(router.subjects.worker_cancel(&nobody).into(), None, headers, bytes::Bytes::new()).await;
+    let mut headers = Lines::new();
+    headers.push(header::PROBE, "1");
+    router.send(&router.subjects.worker_cancel(&nobody), None, &headers, &bytes::Bytes::new());
     for prefix in &router.config.reply_prefixes {
         let dot = if prefix.ends_with('.') { "" } else { "." };
         let subject = format!("{prefix}{dot}rankpin-permission-check");
-        router.send(subject.into(), None, Headers::new(), bytes::Bytes::new()).await;
+        router.send(&subject, None, &Lines::new(), &bytes::Bytes::new());
     }
     router.dispatch.barrier().await?;
     if router.config.affinity != AffinityMode::Off {
@@ -267,11 +271,9 @@ impl Running {
             in_flight = router.state().live.len(),
             "router stops: it takes no new requests and finishes those it has"
         );
-        router.taking.store(false, Ordering::Relaxed);
         let until = Instant::now() + router.config.drain_timeout;
-        let _ = self.leave.send(());
-        let _ = tokio::time::timeout_at(until.into(), self.requests.join_next()).await;
-        wait_until(until, || router.state().live.len() == 0).await;
+        let _ = tokio::time::timeout_at(until.into(), intake::leave(router)).await;
+        wait_until(until, || router.reading.load(Ordering::Relaxed) == 0 && router.state().live.len() == 0).await;
         let left = router.state().live.len();
         if left > 0 {
             tracing::warn!(left, "the drain timeout has passed; what no worker has accepted is answered shutting_down");
@@ -283,6 +285,9 @@ impl Running {
             tracing::debug!(%error, "the last messages may not have been sent");
         }
         self.tasks.shutdown().await;
+        // Requests at rest hold the router that holds them.
+        let abandoned = router.state().live.abandon();
+        drop(abandoned);
         tracing::info!("router has stopped");
     }
 }

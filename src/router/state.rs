@@ -1,13 +1,13 @@
 //! What all requests of a router share.
 
 use std::collections::HashMap;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use rand::SeedableRng as _;
 use rand::rngs::StdRng;
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 
 use super::live::{At, LiveRequests, Mail, Seq};
 use super::metrics::Metrics;
@@ -22,7 +22,7 @@ use crate::core::mode::AffinityMode;
 use crate::core::pins::Mirror;
 use crate::core::queue::Queue;
 use crate::core::worker::WorkerKind;
-use crate::nats::Link;
+use crate::nats::Lane;
 use crate::wire::subject::Subjects;
 
 /// A router, shared by its tasks.
@@ -34,9 +34,9 @@ pub struct Router {
     /// Mode and policy.
     pub rules: Rules,
     /// The connection on which anybody may send.
-    pub intake: Link,
+    pub intake: Lane,
     /// The connection for dispatch, and for the inbox on which the outcome is heard.
-    pub dispatch: Link,
+    pub dispatch: Lane,
     /// The pins bucket.
     pub pins: PinStore,
     /// Prefix of this router's inbox subjects, with the final dot.
@@ -45,6 +45,10 @@ pub struct Router {
     pub inbox_prefix: String,
     /// Counters.
     pub metrics: Metrics,
+    /// Large requests that are just being read, in tasks of their own.
+    pub reading: AtomicUsize,
+    /// Tells that requests at rest have to be looked at some time.
+    pub wake_up: Notify,
     /// Whether the router takes new requests: from the time it is ready until it drains.
     pub taking: AtomicBool,
     /// Everything that decisions read and change. Held for microseconds, never across an await.
@@ -134,7 +138,7 @@ pub struct Asking<'r> {
 
 impl Router {
     /// A router that knows nobody yet.
-    pub fn new(config: RouterConfig, intake: Link, dispatch: Link, pins: PinStore, inbox: String) -> Self {
+    pub fn new(config: RouterConfig, intake: Lane, dispatch: Lane, pins: PinStore, inbox: String) -> Self {
         let rules = Rules { mode: config.affinity, policy: config.policy };
         let mut fleet = Fleet::default();
         let now = Instant::now();
@@ -163,6 +167,8 @@ impl Router {
             pins,
             inbox,
             metrics: Metrics::new(),
+            reading: AtomicUsize::new(0),
+            wake_up: Notify::new(),
             taking: AtomicBool::new(false),
             state: Mutex::new(state),
         }

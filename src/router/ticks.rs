@@ -7,7 +7,7 @@ use bytes::Bytes;
 
 use super::state::Router;
 use crate::core::fleet::WorkerSlot;
-use crate::nats::Headers;
+use crate::nats::Lines;
 use crate::wire::header;
 
 /// How often silence is looked for, and whoever waits is tried again.
@@ -23,7 +23,7 @@ pub async fn tick(router: Arc<Router>) {
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     let mut last = Instant::now();
     let mut probed = Instant::now();
-    let mut connects = router.dispatch.state().borrow().connects;
+    let mut connects = (router.intake.connects(), router.dispatch.connects());
     loop {
         ticks.tick().await;
         let now = Instant::now();
@@ -32,14 +32,18 @@ pub async fn tick(router: Arc<Router>) {
             router.state().fleet.handle_outage_end(now);
         }
         last = now;
-        let stands = router.dispatch.state().borrow().connects;
-        if std::mem::replace(&mut connects, stands) != stands {
-            router.state().live.mark_uncertain(now);
+        let stand = (router.intake.connects(), router.dispatch.connects());
+        if connects != stand {
+            router.outage_ended();
+            if connects.1 != stand.1 {
+                router.state().live.mark_uncertain(now);
+            }
+            connects = stand;
         }
         router.expire(now);
         if now.duration_since(probed) >= PROBE_EVERY {
             probed = now;
-            router.probe().await;
+            router.probe();
         }
     }
 }
@@ -59,17 +63,17 @@ impl Router {
         self.pump(now);
     }
 
-    async fn probe(&self) {
+    fn probe(&self) {
         if !self.dispatch.is_connected() {
             return;
         }
         let targets = self.state().fleet.to_probe();
         for (slot, worker) in targets {
-            let mut headers = Headers::new();
-            headers.set(header::PROBE, "1");
+            let mut headers = Lines::new();
+            headers.push(header::PROBE, "1");
             let inbox = self.probe_inbox(slot);
             self.state().fleet.begin_probe(slot);
-            self.send(self.subjects.worker_cancel(&worker).into(), Some(inbox.into()), headers, Bytes::new()).await;
+            self.send(&self.subjects.worker_cancel(&worker), Some(&inbox), &headers, &Bytes::new());
         }
     }
 

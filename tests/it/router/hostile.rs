@@ -40,11 +40,13 @@ async fn inbox_seen_by(cluster: &Cluster, worker: &Worker) -> String {
 }
 
 #[tokio::test]
-async fn header_blocks_that_kill_the_client_are_survived_in_the_same_process() {
+async fn header_blocks_that_kill_other_clients_are_refused_and_hurt_nobody() {
     let cluster = Cluster::start().await;
     let worker = cluster.worker("w").ranks(0, 2).start().await;
     let inbox = inbox_seen_by(&cluster, &worker).await;
+    let connects = cluster.routers[0].metric("nats_connects").await;
     let mut raw = RawClient::connect(&cluster.server).await;
+    raw.subscribe("_INBOX.raw").await;
     for (n, poison) in POISON.into_iter().enumerate() {
         let subjects = [
             "rankpin.request.m",
@@ -57,15 +59,20 @@ async fn header_blocks_that_kill_the_client_are_survived_in_the_same_process() {
         for subject in subjects {
             raw.publish(subject, Some("_INBOX.raw"), poison, b"{}").await;
         }
-        raw.settle().await;
-        serves_again(&cluster, &format!("after-{n}")).await;
+        for _ in ["request", "trusted"] {
+            let answer = raw.next().await;
+            let text = String::from_utf8_lossy(&answer.payload).into_owned();
+            assert!(text.contains("invalid_request") && text.contains("header block"), "{text}");
+        }
+        assert_eq!(cluster.turn(&format!("after-{n}")).await.decision(), "placed");
     }
-    assert!(cluster.routers[0].metric("nats_clients_rebuilt").await > 0.0, "none of them kills a client any more?");
+    assert_eq!(cluster.routers[0].metric("nats_connects").await, connects);
+    assert_eq!(worker.dispatches().len(), 1 + POISON.len(), "poison is not passed on");
     assert_eq!(cluster.turn("seen").await.decision(), "pinned");
 }
 
 #[tokio::test]
-async fn an_accepted_request_outlives_the_death_of_every_client() {
+async fn an_accepted_request_outlives_poison_on_every_subject() {
     let cluster = Cluster::start().await;
     let worker = cluster.worker("w").behaves(crate::support::Behaviour::Hold).start().await;
     let sent = cluster.send(Ask::new().session("s")).await;

@@ -1,0 +1,274 @@
+//! A connection for the hot path: every message of every request passes here, so its cost is ours to know.
+//!
+//! The client library makes a map of each message's headers, with several allocations a header, and hands each message
+//! from task to task; a router spent two thirds of its time there. Here a message is one allocation that is read in
+//! place, headers are carried on as the text they are, messages are handled where they are read, and what is to be
+//! sent is collected and written once for everything that was read at once. A header block that would break the
+//! library's connection is an error of its own message alone.
+
+mod block;
+mod codec;
+mod drive;
+mod handshake;
+mod outbox;
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use async_nats::ServerAddr;
+use bytes::Bytes;
+use futures_util::task::AtomicWaker;
+use tokio::sync::{oneshot, watch};
+
+pub use block::{Block, Lines, Unsound};
+pub use codec::{Decoder, Message, Op, ProtocolError};
+pub use outbox::Unsent;
+
+use self::handshake::Connection;
+use self::outbox::Outbox;
+use super::link::{ConnectError, LinkOptions, LinkState, MAX_VIOLATIONS, VIOLATION_WORDS, parse_addresses};
+use super::login::{self, Login};
+
+/// How long a round trip to the server may take.
+const BARRIER_TIMEOUT: Duration = Duration::from_secs(5);
+/// Subscriptions that one connection can have; their numbers are below.
+pub const MAX_SUBSCRIPTIONS: usize = 8;
+
+/// A connection that reconnects by itself. Cheap to clone.
+#[derive(Debug, Clone)]
+pub struct Lane(Arc<Shared>);
+
+#[derive(Debug)]
+struct Shared {
+    options: LinkOptions,
+    addresses: Vec<ServerAddr>,
+    login: Login,
+    out: Mutex<Outbox>,
+    /// Whether something was added to `out` since the driver last looked.
+    added: AtomicBool,
+    /// Wakes the driver.
+    waker: AtomicWaker,
+    subscriptions: Mutex<Vec<Subscription>>,
+    /// Messages received, by number of subscription, since the connection came to stand.
+    received: [AtomicU64; MAX_SUBSCRIPTIONS],
+    /// Who waits for a PONG, in the order of the PINGs; nobody for those that only keep the connection alive.
+    pongs: Mutex<VecDeque<Option<oneshot::Sender<()>>>>,
+    state: watch::Sender<LinkState>,
+    connected: AtomicBool,
+    max_payload: AtomicUsize,
+    violations: Mutex<Vec<String>>,
+    slow: AtomicU64,
+    /// The first connection, until it is driven.
+    opened: Mutex<Option<Connection>>,
+}
+
+#[derive(Debug, Clone)]
+struct Subscription {
+    number: u64,
+    subject: String,
+    queue: Option<&'static str>,
+}
+
+impl Lane {
+    /// Connects; nothing is read or written until [`Lane::drive`] runs. Errors say what is wrong and what to do.
+    pub async fn open(options: LinkOptions) -> Result<Self, ConnectError> {
+        let addresses = parse_addresses(&options.urls)?;
+        let login = Login::of(&addresses);
+        let mut result = None;
+        for address in &addresses {
+            let connected = handshake::connect(&options, address, &login).await;
+            let stop = connected.is_ok();
+            result = Some(connected);
+            if stop {
+                break;
+            }
+        }
+        let connection = result.expect("there is an address").map_err(|error| match error {
+            ConnectError::Connect { problem, .. } => {
+                ConnectError::Connect { urls: login::shown(&options.urls), problem }
+            }
+            other => other,
+        })?;
+        let state = LinkState { connected: false, since: Instant::now(), connects: 0, lame_duck: false, dead: None };
+        let lane = Self(Arc::new(Shared {
+            options,
+            addresses,
+            login,
+            out: Mutex::default(),
+            added: AtomicBool::new(false),
+            waker: AtomicWaker::new(),
+            subscriptions: Mutex::default(),
+            received: Default::default(),
+            pongs: Mutex::default(),
+            state: watch::channel(state).0,
+            connected: AtomicBool::new(false),
+            max_payload: AtomicUsize::new(connection.info.max_payload),
+            violations: Mutex::default(),
+            slow: AtomicU64::new(0),
+            opened: Mutex::new(Some(connection)),
+        }));
+        lane.0.mark_connected();
+        Ok(lane)
+    }
+
+    /// Reads, hands each message to `take` at once, writes, and reconnects; for ever. Whatever `take` publishes is
+    /// written together once all that was read is taken.
+    pub async fn drive(&self, take: impl FnMut(Message)) {
+        drive::drive(&self.0, take).await;
+    }
+
+    /// Publishes. While the connection is lost messages wait for it; what was not written yet when it was lost is
+    /// lost with it.
+    pub fn publish(&self, subject: &str, reply: Option<&str>, headers: &Lines, payload: &Bytes) -> Result<(), Unsent> {
+        self.0.out().publish(subject, reply, headers, payload)?;
+        self.0.wake();
+        Ok(())
+    }
+
+    /// Subscribes, under a number below [`MAX_SUBSCRIPTIONS`] that its messages will have; anew after each reconnect.
+    pub fn subscribe(&self, number: u64, subject: &str, queue: Option<&'static str>) {
+        assert!(number < MAX_SUBSCRIPTIONS as u64, "subscriptions are numbered from 0 to {MAX_SUBSCRIPTIONS}");
+        let subscription = Subscription { number, subject: subject.to_owned(), queue };
+        let line = subscription.line();
+        lock(&self.0.subscriptions).push(subscription);
+        self.0.out().line(&line);
+        self.0.wake();
+    }
+
+    /// Leaves: the server is told to send at most `more` further messages, beyond those that were received. What is on
+    /// its way still arrives.
+    pub fn leave_after(&self, number: u64, more: u64) {
+        lock(&self.0.subscriptions).retain(|subscription| subscription.number != number);
+        let most = self.received(number) + more;
+        self.0.out().line(&format!("UNSUB {number} {most}"));
+        self.0.wake();
+    }
+
+    /// Ends a subscription.
+    pub fn unsubscribe(&self, number: u64) {
+        lock(&self.0.subscriptions).retain(|subscription| subscription.number != number);
+        self.0.out().line(&format!("UNSUB {number}"));
+        self.0.wake();
+    }
+
+    /// Messages received on a subscription since the connection came to stand.
+    pub fn received(&self, number: u64) -> u64 {
+        let index = usize::try_from(number).unwrap_or(MAX_SUBSCRIPTIONS);
+        self.0.received.get(index).map_or(0, |count| count.load(Ordering::Relaxed))
+    }
+
+    /// A round trip to the server: what was subscribed and published before it is done after it. Reports the
+    /// permission violations that the server has told of by then.
+    pub async fn barrier(&self) -> Result<(), ConnectError> {
+        let (told, pong) = oneshot::channel();
+        {
+            // Both under the lock: the order of the PINGs is that of who waits.
+            let mut out = self.0.out();
+            lock(&self.0.pongs).push_back(Some(told));
+            out.line("PING");
+        }
+        self.0.wake();
+        let answered = tokio::time::timeout(BARRIER_TIMEOUT, pong).await;
+        self.check_permissions()?;
+        match answered {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(_)) | Err(_) => Err(ConnectError::Silent(self.servers())),
+        }
+    }
+
+    /// The permission violations that the server has told of since the last look.
+    pub fn check_permissions(&self) -> Result<(), ConnectError> {
+        let violations = std::mem::take(&mut *lock(&self.0.violations));
+        if violations.is_empty() { Ok(()) } else { Err(ConnectError::Permissions(violations.join("; "))) }
+    }
+
+    /// The state, to be watched.
+    pub fn state(&self) -> watch::Receiver<LinkState> {
+        self.0.state.subscribe()
+    }
+
+    /// How often the connection came to stand: 1 after the first connect.
+    pub fn connects(&self) -> u64 {
+        self.0.state.borrow().connects
+    }
+
+    /// Whether the connection stands at the moment.
+    pub fn is_connected(&self) -> bool {
+        self.0.connected.load(Ordering::Relaxed)
+    }
+
+    /// The server's limit on headers and payload together, in bytes.
+    pub fn max_payload(&self) -> usize {
+        self.0.max_payload.load(Ordering::Relaxed)
+    }
+
+    /// Times that the server has cut this connection off because it did not read fast enough.
+    pub fn slow_consumer_events(&self) -> u64 {
+        self.0.slow.load(Ordering::Relaxed)
+    }
+
+    /// Its servers' URLs as they may be shown: without the logins in them.
+    pub fn servers(&self) -> String {
+        login::shown(&self.0.options.urls)
+    }
+}
+
+impl Shared {
+    fn out(&self) -> MutexGuard<'_, Outbox> {
+        lock(&self.out)
+    }
+
+    fn wake(&self) {
+        if !self.added.swap(true, Ordering::AcqRel) {
+            self.waker.wake();
+        }
+    }
+
+    fn mark_connected(&self) {
+        self.connected.store(true, Ordering::Relaxed);
+        self.state.send_modify(|state| {
+            state.connected = true;
+            state.since = Instant::now();
+            state.connects += 1;
+            state.lame_duck = false;
+        });
+    }
+
+    fn mark_disconnected(&self) {
+        self.connected.store(false, Ordering::Relaxed);
+        self.state.send_modify(|state| state.connected = false);
+    }
+
+    /// The server reports an error. Those that end the connection end it by themselves.
+    fn hear_error(&self, words: String) {
+        let connection = self.options.name.as_str();
+        tracing::warn!(connection, error = words, "the NATS server reports an error");
+        let lower = words.to_ascii_lowercase();
+        if lower.contains("slow consumer") {
+            self.slow.fetch_add(1, Ordering::Relaxed);
+        }
+        if lower.contains(VIOLATION_WORDS) {
+            let mut violations = lock(&self.violations);
+            if violations.len() < MAX_VIOLATIONS {
+                violations.push(words);
+            }
+        }
+    }
+}
+
+impl Subscription {
+    fn line(&self) -> String {
+        let Self { number, subject, queue } = self;
+        match queue {
+            Some(queue) => format!("SUB {subject} {queue} {number}"),
+            None => format!("SUB {subject} {number}"),
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Whatever panicked while it was held has left whole values: nothing here is changed in two steps.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

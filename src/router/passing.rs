@@ -1,0 +1,117 @@
+//! A request in passing: most wait for nothing but their worker, and are handled where their messages are read,
+//! without a task of their own. It is the same straight line as in [`super::route`], as far as it goes without
+//! waiting: whatever else happens gives the request a task, which goes on from there.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use super::admit::{Refused, admit};
+use super::live::Resting;
+use super::route::{self, Request, Stage};
+use super::state::{Asked, Router};
+use crate::core::error::RouteError;
+use crate::nats::Message;
+use crate::wire::event::Finished;
+
+/// Takes a message that should be a request.
+pub fn take(router: &Arc<Router>, message: Message) {
+    match admit(router, message) {
+        Ok(Some(request)) => begin(request),
+        Ok(None) => {}
+        Err(Refused { id, reply, error }) => router.answer(&id, reply.as_deref(), &error),
+    }
+}
+
+fn begin(mut request: Request) {
+    match request.place_in_passing() {
+        Ok(stage) => request.rest_or_start(stage),
+        Err(error) => request.router.answer(&request.id, request.message.reply(), &error),
+    }
+}
+
+/// The worker of a request at rest has accepted it.
+pub fn accepted(resting: Resting) {
+    let Resting { mut request, stage } = resting;
+    let stage = match stage {
+        Stage::Sent(decision, _) => {
+            request.settle(&decision);
+            Stage::Accepted(decision)
+        }
+        Stage::Placing(_) | Stage::Accepted(_) => stage,
+    };
+    request.rest_or_start(stage);
+}
+
+/// The worker of a request at rest is done.
+pub fn finished(resting: Resting, finished: &Finished) {
+    let Resting { mut request, stage } = resting;
+    if let Stage::Sent(decision, _) = &stage {
+        // A worker may leave `accepted` out where `finished` follows at once.
+        request.settle(decision);
+    }
+    request.router.metrics.finished_tokens(finished);
+    request.router.metrics.finished(finished);
+}
+
+impl Request {
+    /// Places and sends the request, as far as that goes without waiting. How far it went.
+    fn place_in_passing(&mut self) -> Result<Stage, RouteError> {
+        if self.deadline.is_some()
+            || self.accept_until <= Instant::now()
+            || self.pin_to_recheck().is_some()
+            || !self.router.dispatch.is_connected()
+        {
+            return Ok(Stage::Placing(None));
+        }
+        let asked = self.ask_now();
+        let Asked::Decided(decision, _) = &asked else { return Ok(Stage::Placing(Some(asked))) };
+        self.continued = self.find_continued();
+        if self.value_before_dispatch(decision).is_some() {
+            return Ok(Stage::Placing(Some(asked)));
+        }
+        let Asked::Decided(decision, _) = asked else { return Ok(Stage::Placing(Some(asked))) };
+        self.router.metrics.decided(&decision);
+        let until = self.dispatch(&decision)?;
+        Ok(Stage::Sent(decision, until))
+    }
+
+    /// Rests where only the worker is waited for, and goes on in a task of its own where not.
+    fn rest_or_start(self, stage: Stage) {
+        let (router, seq) = (Arc::clone(&self.router), self.seq());
+        let (rests, wake_at) = match &stage {
+            Stage::Placing(_) => (false, None),
+            Stage::Sent(_, until) => (true, Some(*until)),
+            Stage::Accepted(_) => (true, None),
+        };
+        let mut state = router.state();
+        let mut resting = Box::new(Resting { request: self, stage });
+        if rests {
+            let first = state.live.next_wake().is_none();
+            match state.live.rest(resting, wake_at) {
+                Ok(()) => {
+                    drop(state);
+                    if first && wake_at.is_some() {
+                        router.wake_up.notify_one();
+                    }
+                    return;
+                }
+                Err(back) => resting = back,
+            }
+        }
+        let mail = state.live.give_task(seq);
+        drop(state);
+        route::start(*resting, mail);
+    }
+}
+
+/// Gives a task to requests at rest whose worker has said nothing in time; for ever.
+pub async fn watch(router: Arc<Router>) {
+    loop {
+        let next = router.state().live.next_wake();
+        match next {
+            Some(at) => tokio::time::sleep_until(at.into()).await,
+            None => router.wake_up.notified().await,
+        }
+        router.state().live.wake(Instant::now());
+    }
+}
