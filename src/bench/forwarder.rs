@@ -1,23 +1,23 @@
 //! The null forwarder: the least that anything between a frontend and a worker can do.
 
-use futures_util::StreamExt as _;
-
 use super::BenchError;
-use crate::nats::{Inbound, Link, LinkOptions};
+use crate::nats::{Block, Lane, Lines, LinkOptions, Message};
 
 /// Queue group of the null forwarder, as a router has one.
 const QUEUE: &str = "forwarder";
 
-/// Publishes what comes in on one subject to another, reply subject, headers and payload unchanged; until the
-/// connection is lost.
+/// Publishes what comes in on one subject to another, reply subject, headers and payload unchanged; for ever.
 pub async fn forward(options: LinkOptions, from: &str, to: &str) -> Result<(), BenchError> {
-    let link = Link::open(options).await?;
-    let (client, _) = link.client();
-    let subscribed = client.queue_subscribe(from.to_owned(), QUEUE.to_owned()).await;
-    let mut messages = subscribed.map_err(|_| BenchError::ConnectionLost)?.map(Inbound::from);
-    while let Some(message) = messages.next().await {
-        let publish = link.publish(to.to_owned(), message.reply, message.headers, message.payload);
-        publish.await.map_err(|_| BenchError::ConnectionLost)?;
-    }
-    Err(BenchError::ConnectionLost)
+    let lane = Lane::open(options).await?;
+    lane.subscribe(0, from, Some(QUEUE));
+    lane.drive(|message| publish(&lane, to, &message)).await;
+    Ok(())
+}
+
+fn publish(lane: &Lane, to: &str, message: &Message) {
+    let block = message.headers().unwrap_or(Block::NONE);
+    let mut headers = Lines::with_capacity(block.len());
+    headers.extend(block, |_| true);
+    // One that is too much to be sent is missed by the generator, and fails the run.
+    let _ = lane.publish(to, message.reply(), &headers, &message.payload_bytes());
 }

@@ -3,7 +3,7 @@
 //! waiting: whatever else happens gives the request a task, which goes on from there.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::admit::{Refused, admit};
 use super::live::Resting;
@@ -12,6 +12,9 @@ use super::state::{Asked, Router};
 use crate::core::error::RouteError;
 use crate::nats::Message;
 use crate::wire::event::Finished;
+
+/// How exactly the times of requests at rest are kept.
+const WAKE_STEP: Duration = Duration::from_millis(10);
 
 /// Takes a message that should be a request.
 pub fn take(router: &Arc<Router>, message: Message) {
@@ -109,7 +112,8 @@ pub async fn watch(router: Arc<Router>) {
     loop {
         let next = router.state().live.next_wake();
         match next {
-            Some(at) => tokio::time::sleep_until(at.into()).await,
+            // Those of requests that have long ended are many, so they are looked at together.
+            Some(at) => tokio::time::sleep_until(at.max(Instant::now() + WAKE_STEP).into()).await,
             None => router.wake_up.notified().await,
         }
         router.state().live.wake(Instant::now());
