@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use rankpin::core::id::Model;
+use rankpin::core::session::configured::BodyFields;
 use rankpin::core::session::derived::text_hash;
 use rankpin::wire::Encoding;
 use rankpin::wire::body::{Wanted, read};
@@ -125,7 +126,8 @@ fn straightforward(body: &[u8]) -> u64 {
 }
 
 fn ours(body: &[u8], encoding: Encoding, model: &Model) -> u64 {
-    let reading = read(black_box(body), encoding, Wanted { model: true, elements: true }).expect("valid");
+    let reading = read(black_box(body), encoding, Wanted { model: true, elements: true, fields: BodyFields::NONE })
+        .expect("valid");
     reading.prefixes(model).expect("a conversation").full()
 }
 

@@ -1,4 +1,4 @@
-//! The TOML file: a flat table of settings, and `[[worker]]` tables.
+//! The TOML file: a table of settings, some of them in tables of their own, and `[[worker]]` tables.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -59,20 +59,36 @@ impl ConfigFile {
                 file.workers = workers(&place, at, value)?;
                 continue;
             }
-            let Some(setting) = SETTINGS.iter().find(|setting| setting.key == key.get_ref()) else {
-                return Err(place.error(Some(at), &unknown(key.get_ref())));
-            };
-            let text = as_text(value.get_ref()).ok_or_else(|| {
-                let example = setting.default.unwrap_or(setting.value);
-                let found = value.get_ref().type_str();
-                place.error(
-                    Some(at.clone()),
-                    &format!("{} is of type {found}; write {} = {example:?}", setting.key, setting.key),
-                )
-            })?;
-            file.settings.insert(setting.key, Given { key: setting.key, text, origin: place.origin(Some(at)) });
+            match value.get_ref().as_table() {
+                Some(table) if is_table(key.get_ref()) => {
+                    for (inner, value) in table {
+                        file.take(&place, &format!("{}.{}", key.get_ref(), inner.get_ref()), inner.span(), value)?;
+                    }
+                }
+                Some(_) | None => file.take(&place, key.get_ref(), at, &value)?,
+            }
         }
         Ok(file)
+    }
+
+    fn take(
+        &mut self,
+        place: &Place<'_>,
+        key: &str,
+        at: Range<usize>,
+        value: &Spanned<DeValue<'_>>,
+    ) -> Result<(), ConfigError> {
+        let Some(setting) = SETTINGS.iter().find(|setting| setting.key == key) else {
+            return Err(place.error(Some(at), &unknown(key)));
+        };
+        let text = as_text(value.get_ref()).ok_or_else(|| {
+            let example = setting.default.unwrap_or(setting.value);
+            let found = value.get_ref().type_str();
+            let name = setting.key;
+            place.error(Some(at.clone()), &format!("{name} is of type {found}; write {name} = {example:?}"))
+        })?;
+        self.settings.insert(setting.key, Given { key: setting.key, text, origin: place.origin(Some(at)) });
+        Ok(())
     }
 
     /// The value of a key.
@@ -95,8 +111,17 @@ fn as_text(value: &DeValue<'_>) -> Option<String> {
     value.as_bool().map(|flag| flag.to_string()).or_else(|| value.as_str().map(str::to_owned))
 }
 
+/// Whether settings stand in a table of this name.
+fn is_table(name: &str) -> bool {
+    SETTINGS.iter().any(|setting| setting.key.split_once('.').is_some_and(|(table, _)| table == name))
+}
+
 fn unknown(key: &str) -> String {
     let known: Vec<&str> = SETTINGS.iter().map(|setting| setting.key).collect();
+    if is_table(key) {
+        let inside: Vec<&str> = known.iter().filter_map(|known| known.strip_prefix(&format!("{key}."))).collect();
+        return format!("{key} is a table; write [{key}], and in it {}", inside.join(", "));
+    }
     let near = key.replace('-', "_").to_ascii_lowercase();
     match known.iter().find(|known| **known == near) {
         Some(meant) => format!("there is no setting {key}; write {meant}"),

@@ -4,6 +4,7 @@
 //! setting that can have no effect are errors that name it and say where it stands.
 
 mod file;
+mod session;
 mod setting;
 mod worker;
 
@@ -14,6 +15,7 @@ use std::time::Duration;
 
 use crate::core::id::Namespace;
 use crate::core::mode::{AffinityMode, FrontendTrust, PolicyKind, Provision};
+use crate::core::session::configured::Sources as SessionSources;
 use crate::core::worker::WorkerSpec;
 use crate::telemetry::logging::LogFormat;
 
@@ -33,6 +35,8 @@ pub struct RouterConfig {
     pub policy: PolicyKind,
     /// How strongly a session holds to its placement.
     pub affinity: AffinityMode,
+    /// What names a session besides the headers of the protocol.
+    pub session: SessionSources,
     /// How long an unused pin stays.
     pub pin_ttl: Duration,
     /// How long a worker may take to accept before the request goes elsewhere.
@@ -146,6 +150,7 @@ pub fn resolve(flags: &Flags, environment: &dyn Fn(&str) -> Option<String>) -> R
         creds: sources.find(&setting::CREDS).map(|given| given.text.into()),
         policy: choice(&sources.get(&setting::POLICY), &PolicyKind::NAMED)?,
         affinity: choice(&sources.get(&setting::AFFINITY), &AffinityMode::NAMED)?,
+        session: session::sources(&sources)?,
         pin_ttl: duration(&sources.get(&setting::PIN_TTL), PIN_TTL)?,
         accept_timeout: duration(&sources.get(&setting::ACCEPT_TIMEOUT), ACCEPT_TIMEOUT)?,
         request_timeout: duration(&sources.get(&setting::REQUEST_TIMEOUT), REQUEST_TIMEOUT)?,
@@ -169,6 +174,11 @@ const UNTRUSTED: [(&str, FrontendTrust); 2] =
 fn refuse_what_has_no_effect(sources: &Sources<'_>, config: &RouterConfig) -> Result<(), ConfigError> {
     if let (AffinityMode::Off, Some(given)) = (config.affinity, sources.find(&setting::PIN_TTL)) {
         return Err(given.no_effect("with affinity off nothing is pinned; leave one of the two out"));
+    }
+    for setting in [&setting::SESSION_HEADERS, &setting::SESSION_BODY_FIELDS] {
+        if let (AffinityMode::Off, Some(given)) = (config.affinity, sources.find(setting)) {
+            return Err(given.no_effect("with affinity off no session is read; leave one of the two out"));
+        }
     }
     let has_login = config.nats_url.split(',').any(|url| url.contains('@'));
     if let (true, Some(given)) = (has_login, sources.find(&setting::CREDS)) {

@@ -8,7 +8,8 @@ use super::{ConfigError, Flags};
 /// One setting.
 #[derive(Debug)]
 pub struct Setting {
-    /// Its key in the file; the flag is the same with `-`, the variable the same in upper case after `RANKPIN_`.
+    /// Its key in the file, after a dot where it stands in a table; the flag is the same with `-` for `_` and dot, the
+    /// variable the same with `_`, in upper case after `RANKPIN_`.
     pub key: &'static str,
     /// What stands for its value in the help.
     pub value: &'static str,
@@ -27,12 +28,12 @@ impl Setting {
 
     /// The flag, without the dashes.
     pub fn flag(&self) -> String {
-        self.key.replace('_', "-")
+        self.key.replace(['_', '.'], "-")
     }
 
     /// The environment variables, the first that is set counts.
     pub fn variables(&self) -> impl Iterator<Item = String> {
-        let own = format!("RANKPIN_{}", self.key.to_ascii_uppercase());
+        let own = format!("RANKPIN_{}", self.key.replace('.', "_").to_ascii_uppercase());
         std::iter::once(own).chain(self.also.iter().map(|name| (*name).to_owned()))
     }
 
@@ -121,13 +122,32 @@ pub(super) static UNTRUSTED_FRONTENDS: Setting = Setting::new(
     "Believe Rankpin-Tenant and Rankpin-Priority only on {namespace}.trusted.{model}, where gateways publish",
 );
 
+pub(super) static SESSION_HEADERS: Setting = Setting {
+    key: "session.headers",
+    value: "NAMES",
+    default: None,
+    also: &[],
+    help: "Further headers that name a session where none of the protocol's does, the first that is there counts; in \
+           the file, an array in the table [session]",
+};
+pub(super) static SESSION_BODY_FIELDS: Setting = Setting {
+    key: "session.body_fields",
+    value: "FIELDS",
+    default: None,
+    also: &[],
+    help: "Fields of the body that name a session where no header does, the first that is there counts, of \
+           prompt_cache_key, metadata.user_id, conversation and session_id; in the file, an array in the table [session]",
+};
+
 /// All settings that may stand in the file, in the order of the help.
-pub static SETTINGS: [&Setting; 14] = [
+pub static SETTINGS: [&Setting; 16] = [
     &NATS_URL,
     &CREDS,
     &NAMESPACE,
     &POLICY,
     &AFFINITY,
+    &SESSION_HEADERS,
+    &SESSION_BODY_FIELDS,
     &PIN_TTL,
     &ACCEPT_TIMEOUT,
     &REQUEST_TIMEOUT,

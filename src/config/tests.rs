@@ -3,6 +3,7 @@ use std::time::Duration;
 use super::setting::SETTINGS;
 use super::*;
 use crate::core::id::Model;
+use crate::core::session::configured::BodyField;
 
 /// Resolves flags, variables and the text of a file.
 fn with(flags: &[(&'static str, &str)], variables: &[(&str, &str)], file: &str) -> Result<RouterConfig, String> {
@@ -30,6 +31,7 @@ fn defaults() {
         namespace: Namespace::new("rankpin").expect("valid"),
         policy: PolicyKind::RoundRobin,
         affinity: AffinityMode::Hard,
+        session: SessionSources::default(),
         pin_ttl: Duration::from_secs(3600),
         accept_timeout: Duration::from_secs(2),
         request_timeout: Duration::from_secs(30),
@@ -60,6 +62,10 @@ const EVERY_KEY: &str = r#"
     listen = "[::1]:0"
     log_format = "json"
     untrusted_frontends = true
+
+    [session]
+    headers = ["X-Chat-Id", "x-conversation"]
+    body_fields = ["metadata.user_id", "prompt_cache_key"]
 "#;
 
 #[test]
@@ -73,7 +79,8 @@ fn every_setting_is_a_key_a_variable_and_a_flag() {
     let table: toml::Table = EVERY_KEY.parse().expect("TOML");
     let mut texts = Vec::new();
     for setting in SETTINGS {
-        let text = match &table[setting.key] {
+        let inside = setting.key.split_once('.').map(|(table_name, key)| &table[table_name][key]);
+        let text = match inside.unwrap_or_else(|| &table[setting.key]) {
             toml::Value::Array(items) => items.iter().filter_map(|i| i.as_str()).collect::<Vec<_>>().join(","),
             toml::Value::Boolean(flag) => flag.to_string(),
             other => other.as_str().expect("the rest are strings").to_owned(),
@@ -137,16 +144,60 @@ fn values_that_are_not_allowed_are_named_with_place_and_what_is() {
         ),
         ("log_format", "xml", "allowed are text, json".to_owned()),
         ("untrusted_frontends", "1", "allowed are false, true".to_owned()),
+        (
+            "session.body_fields",
+            "session_id,user",
+            "\"user\" is none of the fields that can name a session; there are prompt_cache_key, metadata.user_id, \
+             conversation, session_id"
+                .to_owned(),
+        ),
+        (
+            "session.headers",
+            "x-chat-id, X-Request-Id",
+            "\"X-Request-Id\" names one request, not a conversation: every turn would be a session of its own, and hop; \
+             name a header that stays the same from turn to turn"
+                .to_owned(),
+        ),
+        (
+            "session.headers",
+            "rankpin-tenant",
+            "\"rankpin-tenant\" has a meaning of its own in the protocol, and can name no session".to_owned(),
+        ),
     ] {
         let told = |origin: &str| format!("{origin}: {key} is {text:?}; {allowed}");
         let setting = SETTINGS.iter().find(|setting| setting.key == key).expect("known");
         assert_eq!(with(&[(setting.key, text)], &[], ""), Err(told(&format!("--{}", setting.flag()))));
         let name = setting.variables().next().expect("its own");
+        assert!(name.bytes().all(|b| b.is_ascii_uppercase() || b == b'_'), "{name}");
         if !text.trim().is_empty() {
             let variable = with(&[], &[(&name, text)], "");
             assert_eq!(variable, Err(told(&format!("environment variable {name}"))));
         }
         assert_eq!(of_file(&format!("# one\n\n{key} = {text:?}")), Err(told("rankpin.toml, line 3")));
+    }
+}
+
+#[test]
+fn session_sources_count_in_their_order() {
+    let session = of_file(EVERY_KEY).expect("valid").session;
+    assert_eq!(session.headers, ["x-chat-id", "x-conversation"]);
+    assert_eq!(session.body_fields, [BodyField::MetadataUserId, BodyField::PromptCacheKey]);
+    assert_eq!(of_file("session.headers = []").expect("a dotted key, and none").session, SessionSources::default());
+    let many = (0..17).map(|n| format!("x-{n}")).collect::<Vec<_>>().join(",");
+    for (key, text, told) in [
+        ("session.headers", "x-a, X-A", "can have no effect: \"X-A\" stands there twice; leave one out"),
+        ("session.body_fields", "session_id,session_id", "stands there twice; leave one out"),
+        ("session.headers", "Thread-Id", "can have no effect: \"Thread-Id\" is a session source without being"),
+        ("session.headers", "x-a,", "\"\" is no header name; "),
+        ("session.headers", &many, "at most 16 headers are allowed"),
+    ] {
+        let error = with(&[(key, text)], &[], "").expect_err(text);
+        assert!(error.contains(told), "{error}");
+    }
+    for key in ["session.headers", "session.body_fields"] {
+        let text = if key == "session.headers" { "x-chat-id" } else { "session_id" };
+        let error = with(&[("affinity", "off"), (key, text)], &[], "").expect_err("nothing is read");
+        assert!(error.contains("can have no effect: with affinity off no session is read"), "{error}");
     }
 }
 
@@ -193,6 +244,13 @@ fn files_that_break_the_form_are_refused_with_the_line() {
         ("reply_prefixes = [1]", "line 1: reply_prefixes is of type array; "),
         ("policy = 'random'\npolicy = 'random'", "line 2: duplicate key"),
         ("[router]\npolicy = 'random'", "line 1: there is no setting router; "),
+        ("[session]\nheader = ['x-a']", "line 2: there is no setting session.header; there are nats_url, "),
+        (
+            "[session]\nbody-fields = ['session_id']",
+            "line 2: there is no setting session.body-fields; write session.body_",
+        ),
+        ("session = ['x-a']", "line 1: session is a table; write [session], and in it headers, body_fields"),
+        ("[session]\nheaders = [1]", "line 2: session.headers is of type array; "),
         ("[worker]\nid = 'a'", "line 1: worker is no list of tables; write [[worker]]"),
     ] {
         let error = of_file(file).expect_err(file);

@@ -10,12 +10,11 @@ use crate::core::error::RouteError;
 use crate::core::hash::PinKey;
 use crate::core::id::{Origin, RequestId, SessionId};
 use crate::core::mode::{AffinityMode, FrontendTrust};
-use crate::core::session::Session;
 use crate::core::session::derived::Prefixes;
-use crate::nats::Message;
 use crate::nats::lane::Unsound;
-use crate::wire::body::{self, Wanted};
+use crate::nats::{Block, Message};
 use crate::wire::header::Known;
+use crate::wire::identity::{self, Identity, Sessions};
 use crate::wire::request::{self, Reading, RequestHead};
 use crate::wire::subject;
 
@@ -42,7 +41,7 @@ pub fn admit(router: &Arc<Router>, message: Message) -> Result<Option<Request>, 
         Ok(None) => made_id(),
         Err(error) => return Err(refuse(made_id(), &message, error)),
     };
-    let checked = check(router, &message, &known);
+    let checked = check(router, &message, headers, &known);
     match checked {
         Ok(checked) => take(router, message, id, checked, now).map(Some),
         Err(error) => Err(refuse(id, &message, error)),
@@ -89,7 +88,7 @@ struct Checked {
     head: RequestHead,
 }
 
-fn check(router: &Router, message: &Message, known: &Known<'_>) -> Result<Checked, RouteError> {
+fn check(router: &Router, message: &Message, headers: Block<'_>, known: &Known<'_>) -> Result<Checked, RouteError> {
     let subject = router.subjects.parse_request(message.subject()).ok_or_else(|| {
         RouteError::InvalidRequest(format!("the subject {:?} is none that takes requests", message.subject()))
     })?;
@@ -101,18 +100,9 @@ fn check(router: &Router, message: &Message, known: &Known<'_>) -> Result<Checke
     let head = RequestHead::read(known, Reading { trusted, sessions })?;
     let named = subject.model.map(subject::decode_model).transpose();
     let named = named.map_err(|e| RouteError::InvalidRequest(e.to_string()))?;
-    let wanted = Wanted { model: named.is_none(), elements: sessions && head.session.is_none() };
-    let reading = if wanted.model || wanted.elements {
-        body::read(message.payload(), head.encoding, wanted)?
-    } else {
-        body::Reading::default()
-    };
-    let model = match named {
-        Some(model) => model,
-        None => reading.model()?,
-    };
-    let prefixes = reading.prefixes(&model);
-    let session = head.session.clone().or_else(|| prefixes.as_ref().map(derived));
+    let sessions = if sessions { Sessions::On(&router.config.session) } else { Sessions::Off };
+    let Identity { model, session, prefixes, source: _ } =
+        identity::find(&head, headers.iter(), message.payload(), named, sessions)?;
     let ask = Ask {
         tenant: head.tenant.clone(),
         session,
@@ -124,10 +114,6 @@ fn check(router: &Router, message: &Message, known: &Known<'_>) -> Result<Checke
     };
     let keys = keys(&ask, prefixes.as_ref());
     Ok(Checked { ask, keys, prefixes, head })
-}
-
-fn derived(prefixes: &Prefixes) -> Session {
-    Session { id: SessionId::derived(prefixes.full()), origin: Origin::Derived }
 }
 
 fn keys(ask: &Ask, prefixes: Option<&Prefixes>) -> Keys {

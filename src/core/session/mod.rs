@@ -1,5 +1,6 @@
 //! Which conversation a request belongs to.
 
+pub mod configured;
 pub mod derived;
 pub mod named;
 

@@ -4,6 +4,7 @@
 
 use super::tally::{Kind, Tally, Told};
 use super::{Reading, Wanted, json};
+use crate::core::session::configured::BodyField;
 use crate::core::session::derived::{Element, Part, text_hash};
 
 /// How deep strings of arguments inside strings of arguments are looked into; deeper ones count as plain texts. Each
@@ -41,6 +42,8 @@ enum Place {
     Outside,
     /// In the body's object: names are fields.
     Top,
+    /// In the object of a field that may name a session: one of its names does.
+    Session,
     /// In the array of `messages` or `input`: objects are items.
     Items,
     /// In an element: the tally judges names and texts.
@@ -55,6 +58,7 @@ enum Field {
     System,
     Messages,
     Input,
+    Session(BodyField),
     Other,
 }
 
@@ -66,6 +70,10 @@ impl Field {
             b"system" => Self::System,
             b"messages" => Self::Messages,
             b"input" => Self::Input,
+            b"prompt_cache_key" => Self::Session(BodyField::PromptCacheKey),
+            b"metadata" => Self::Session(BodyField::MetadataUserId),
+            b"conversation" => Self::Session(BodyField::Conversation),
+            b"session_id" => Self::Session(BodyField::SessionId),
             _ => Self::Other,
         }
     }
@@ -77,7 +85,7 @@ impl Field {
             Self::System => Some(("system", 2)),
             Self::Messages => Some(("messages", 4)),
             Self::Input => Some(("input", 8)),
-            Self::PreviousResponseId | Self::Other => None,
+            Self::PreviousResponseId | Self::Session(_) | Self::Other => None,
         }
     }
 
@@ -86,6 +94,7 @@ impl Field {
             Self::Model => wanted.model,
             Self::System | Self::Messages | Self::Input => wanted.elements,
             Self::PreviousResponseId => true,
+            Self::Session(field) => wanted.fields.contains(field),
             Self::Other => false,
         }
     }
@@ -110,6 +119,8 @@ pub(super) struct Counter {
     /// The depth of the container that is being passed over as a whole.
     passing_over: Option<usize>,
     field: Field,
+    /// Whether the last name in the object of a field is the one that names the session.
+    names_session: bool,
     /// Which of the fields that must not stand twice were seen.
     seen: u8,
     tally: Tally,
@@ -128,6 +139,7 @@ impl Counter {
             depth: 0,
             passing_over: None,
             field: Field::Other,
+            names_session: false,
             seen: 0,
             tally: Tally::new(),
             arguments_levels: 0,
@@ -151,7 +163,7 @@ impl Counter {
                 Some(Place::Element)
             }
             (Place::Element, _) => self.tally.open(container).then_some(Place::Element),
-            (Place::Outside | Place::Items, Container::Array) => None,
+            (Place::Outside | Place::Items, Container::Array) | (Place::Session, _) => None,
         };
         match inside {
             Some(place) => self.place = place,
@@ -167,11 +179,15 @@ impl Counter {
                 self.tally.begin(Kind::System);
                 return Some(Place::Element);
             }
+            (Field::Session(field), Container::Object) if field.inside().is_some() => {
+                self.names_session = false;
+                return Some(Place::Session);
+            }
             (Field::Messages | Field::Input | Field::System, Container::Object) => {
                 self.unexpected();
                 return None;
             }
-            (Field::Model | Field::PreviousResponseId | Field::Other, _) => return None,
+            (Field::Model | Field::PreviousResponseId | Field::Session(_) | Field::Other, _) => return None,
         }
         Some(Place::Items)
     }
@@ -192,7 +208,7 @@ impl Counter {
         match (self.place, container) {
             (Place::Outside, _) => {}
             (Place::Top, _) => self.place = Place::Outside,
-            (Place::Items, _) => self.place = Place::Top,
+            (Place::Items | Place::Session, _) => self.place = Place::Top,
             // Only the array of a `system`, directly at the top, is one that the tally knows.
             (Place::Element, Container::Array) if self.depth > 1 => {}
             (Place::Element, _) => {
@@ -207,7 +223,7 @@ impl Counter {
         let (place, list) = match self.field {
             Field::Messages => (Place::Items, &mut self.messages),
             Field::Input => (Place::Items, &mut self.input),
-            Field::System | Field::Model | Field::PreviousResponseId | Field::Other => {
+            Field::System | Field::Model | Field::PreviousResponseId | Field::Session(_) | Field::Other => {
                 self.place = Place::Top;
                 self.system = Shape::Found(element);
                 return;
@@ -224,7 +240,7 @@ impl Counter {
         self.passing_over.is_none()
             && match self.place {
                 Place::Outside | Place::Items => false,
-                Place::Top => true,
+                Place::Top | Place::Session => true,
                 Place::Element => self.tally.wants_key(),
             }
     }
@@ -242,6 +258,19 @@ impl Counter {
                     self.seen |= bit;
                 }
                 self.field = if field.is_wanted(self.wanted) { field } else { Field::Other };
+                if let Field::Session(field) = self.field {
+                    // Of a field that stands twice the last counts, as to the parsers of engines.
+                    self.reading.fields.forget(field);
+                }
+            }
+            Place::Session => {
+                self.names_session = false;
+                if let Field::Session(field) = self.field
+                    && field.inside().is_some_and(|inside| inside.as_bytes() == name)
+                {
+                    self.names_session = true;
+                    self.reading.fields.forget(field);
+                }
             }
             Place::Element => self.tally.key(name),
         }
@@ -256,6 +285,7 @@ impl Counter {
         match self.place {
             Place::Outside | Place::Items => {}
             Place::Top => self.field = Field::Other,
+            Place::Session => self.names_session = false,
             Place::Element => self.tally.nameless_key(counts),
         }
     }
@@ -266,6 +296,7 @@ impl Counter {
             && match self.place {
                 Place::Outside | Place::Items => false,
                 Place::Top => self.field != Field::Other,
+                Place::Session => self.names_session,
                 Place::Element => self.tally.wants_text(),
             }
     }
@@ -274,7 +305,7 @@ impl Counter {
     pub(super) fn text(&mut self, text: &[u8]) {
         match self.place {
             Place::Outside | Place::Items => {}
-            Place::Top => self.field_text(text),
+            Place::Top | Place::Session => self.field_text(text),
             Place::Element => match self.tally.text(text) {
                 Told::Done => {}
                 Told::Arguments => self.arguments(text),
@@ -298,6 +329,9 @@ impl Counter {
                 self.input = Shape::Found(vec![element]);
             }
             Field::Messages => self.unexpected(),
+            // Only in its object does `metadata` name a session, and there alone.
+            Field::Session(BodyField::MetadataUserId) if self.place == Place::Top => {}
+            Field::Session(field) => self.reading.fields.take(field, text),
             Field::Other => {}
         }
     }
@@ -325,7 +359,7 @@ impl Counter {
             return;
         }
         match self.place {
-            Place::Outside | Place::Items => {}
+            Place::Outside | Place::Items | Place::Session => {}
             Place::Top => self.unexpected(),
             Place::Element => self.tally.other_value(),
         }
@@ -337,7 +371,7 @@ impl Counter {
             Field::System => self.system = Shape::Unexpected,
             Field::Messages => self.messages = Shape::Unexpected,
             Field::Input => self.input = Shape::Unexpected,
-            Field::Model | Field::PreviousResponseId | Field::Other => {}
+            Field::Model | Field::PreviousResponseId | Field::Session(_) | Field::Other => {}
         }
     }
 

@@ -8,6 +8,7 @@
 //! each level of nesting.
 
 mod counter;
+mod fields;
 mod json;
 mod msgpack;
 mod run;
@@ -17,20 +18,24 @@ mod text;
 use super::Encoding;
 use crate::core::error::RouteError;
 use crate::core::id::{Model, NameError};
+use crate::core::session::configured::BodyFields;
 use crate::core::session::derived::{Element, Prefixes};
 use counter::Counter;
 pub use counter::MAX_ARGUMENTS_LEVELS;
+pub use fields::SessionFields;
 
 /// A body nested deeper gives no derived session (protocol section 3.2); the body itself is level 1.
 pub const MAX_LEVELS: usize = 128;
 
 /// What a router wants to know of a body. Whether it is valid is always found out.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Wanted {
     /// The model: the subject names none.
     pub model: bool,
     /// The elements of the conversation: no header names a session, and affinity is on.
     pub elements: bool,
+    /// Fields that the configuration lets name a session, and no header does.
+    pub fields: BodyFields,
 }
 
 /// What a valid body says.
@@ -43,6 +48,8 @@ pub struct Reading {
     /// The counted elements in order, `system` first. `None` where they were not wanted, or where the body gives no
     /// derived session: its shape is unexpected, it is nested too deep, or nothing in it counts.
     pub elements: Option<Vec<Element>>,
+    /// What the wanted fields that may name a session say.
+    pub fields: SessionFields,
 }
 
 impl Reading {

@@ -8,11 +8,12 @@ mod reference;
 mod rules;
 
 use rankpin::core::id::Model;
+use rankpin::core::session::configured::BodyFields;
 use rankpin::core::session::derived::Prefixes;
 use rankpin::wire::Encoding;
 use rankpin::wire::body::{BodyError, Reading, Wanted, read};
 
-const EVERYTHING: Wanted = Wanted { model: true, elements: true };
+const EVERYTHING: Wanted = Wanted { model: true, elements: true, fields: BodyFields::NONE };
 
 fn model() -> Model {
     Model::new("m").expect("a model's name")

@@ -1,6 +1,7 @@
 //! Rules that a golden value or a property doesn't show by itself.
 
 use rankpin::core::error::RouteError;
+use rankpin::core::session::configured::{BodyField, BodyFields};
 use rankpin::wire::Encoding;
 use rankpin::wire::body::{BodyError, MAX_ARGUMENTS_LEVELS, Reading, Wanted, read};
 
@@ -16,7 +17,10 @@ fn fields_that_routing_depends_on_stand_once() {
     assert_eq!(json(r#"{"system":null,"s\u0079stem":null}"#), twice("system", 15));
     assert_eq!(json(r#"{"messages":[],"input":[],"messages":[]}"#), twice("messages", 26));
     assert_eq!(packed(b"\x82\xa5input\xc0\xa5input\xc0"), twice("input", 8));
-    for wanted in [Wanted { model: true, elements: false }, Wanted { model: false, elements: false }] {
+    for wanted in [
+        Wanted { model: true, elements: false, fields: BodyFields::NONE },
+        Wanted { model: false, elements: false, fields: BodyFields::NONE },
+    ] {
         assert_eq!(read(br#"{"input":1,"input":1}"#, Encoding::Json, wanted), twice("input", 11));
     }
     // Below the top, and other fields, don't matter.
@@ -42,7 +46,7 @@ fn the_model_is_the_string_at_the_top_wherever_it_stands() {
 
 #[test]
 fn a_response_that_goes_on_is_read_whatever_is_wanted() {
-    let wanted = Wanted { model: false, elements: false };
+    let wanted = Wanted { model: false, elements: false, fields: BodyFields::NONE };
     let read = |body: &str| read(body.as_bytes(), Encoding::Json, wanted).expect("valid").previous_response_id;
     assert_eq!(read(r#"{"input":"hi","previous_response_id":"resp_1"}"#).as_deref(), Some("resp_1"));
     assert_eq!(read(r#"{"previous_response_id":null,"metadata":{"previous_response_id":"no"}}"#), None);
@@ -167,4 +171,65 @@ fn messagepack_names_that_are_containers_hide_what_is_in_them() {
     let reading = read(&body, Encoding::MessagePack, EVERYTHING).expect("valid");
     let same = json(r#"{"messages":[{"role":"user","a":["user","hi","yo"]}]}"#).expect("valid");
     assert_eq!(reading.elements, same.elements);
+}
+
+/// What the fields that may name a session say, in JSON and in MessagePack.
+fn session(body: &str, order: &[BodyField]) -> Option<(BodyField, String)> {
+    let wanted = Wanted { model: false, elements: true, fields: order.iter().copied().collect() };
+    let found = |body: &[u8], encoding| {
+        let reading = read(body, encoding, wanted).expect("valid");
+        reading.fields.first(order).map(|(field, id)| (field, id.to_owned()))
+    };
+    let of_json = found(body.as_bytes(), Encoding::Json);
+    // A name that stands twice has no counterpart in a map that was parsed.
+    if body.matches("\"conversation\"").count() < 2 && body.matches("\"metadata\"").count() < 2 {
+        let value: serde_json::Value = serde_json::from_str(body).expect("valid");
+        let packed = rmp_serde::to_vec_named(&value).expect("plain data");
+        assert_eq!(found(&packed, Encoding::MessagePack), of_json, "{body}");
+    }
+    of_json
+}
+
+#[test]
+fn fields_name_sessions_where_they_are_wanted() {
+    use BodyField::{Conversation, MetadataUserId, PromptCacheKey, SessionId};
+    let user = r#"{"x":"y","user_id":"{\"session_id\":\"s-1\"}","z":[{"user_id":"no"}]}"#;
+    for (body, order, expected) in [
+        (r#"{"session_id":" a ","messages":[]}"#, &[SessionId][..], Some((SessionId, "a"))),
+        (r#"{"messages":[{"session_id":"no"}],"x":{"session_id":"no"}}"#, &[SessionId], None),
+        (r#"{"session_id":"a"}"#, &[PromptCacheKey], None),
+        (r#"{"session_id":7}"#, &[SessionId], None),
+        (r#"{"session_id":{"id":"no"}}"#, &[SessionId], None),
+        (r#"{"session_id":"  ","prompt_cache_key":"k"}"#, &[SessionId, PromptCacheKey], Some((PromptCacheKey, "k"))),
+        (r#"{"session_id":"a","prompt_cache_key":"k"}"#, &[PromptCacheKey, SessionId], Some((PromptCacheKey, "k"))),
+        (r#"{"conversation":"c"}"#, &[Conversation], Some((Conversation, "c"))),
+        (r#"{"conversation":{"x":{"id":"no"},"id":"c"}}"#, &[Conversation], Some((Conversation, "c"))),
+        (r#"{"conversation":{"id":null,"name":"no"}}"#, &[Conversation], None),
+        (r#"{"conversation":["no"]}"#, &[Conversation], None),
+        (r#"{"conversation":"a","conversation":null}"#, &[Conversation], None),
+        (r#"{"conversation":"a","conversation":{"id":"b","id":"c"}}"#, &[Conversation], Some((Conversation, "c"))),
+        (&format!(r#"{{"metadata":{user}}}"#), &[MetadataUserId], Some((MetadataUserId, "s-1"))),
+        (&format!(r#"{{"metadata":{user},"metadata":{{}}}}"#), &[MetadataUserId], None),
+        (r#"{"metadata":{"user_id":"alice"}}"#, &[MetadataUserId], None),
+        (r#"{"metadata":"{\"session_id\":\"no\"}"}"#, &[MetadataUserId], None),
+    ] {
+        assert_eq!(session(body, order), expected.map(|(field, id)| (field, id.to_owned())), "{body}");
+    }
+}
+
+#[test]
+fn fields_beside_a_conversation_change_none_of_its_keys() {
+    let plain = json(r#"{"messages":[{"role":"user","content":"a"}]}"#).expect("valid");
+    let body = r#"{"conversation":{"id":"c"},"messages":[{"role":"user","content":"a"}],"metadata":{"user_id":"u"}}"#;
+    let wanted = Wanted { fields: BodyField::NAMED.map(|(_, field)| field).into_iter().collect(), ..EVERYTHING };
+    let with_fields = read(body.as_bytes(), Encoding::Json, wanted).expect("valid");
+    assert_eq!(with_fields.elements, plain.elements);
+    let deep =
+        format!(r#"{{"conversation":{{"id":"c","x":{}{}}},"session_id":"s"}}"#, "[".repeat(130), "]".repeat(130));
+    let reading = read(deep.as_bytes(), Encoding::Json, wanted).expect("valid");
+    assert_eq!(
+        reading.fields.first(&[BodyField::SessionId]),
+        Some((BodyField::SessionId, "s")),
+        "however deep others are"
+    );
 }

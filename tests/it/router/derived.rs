@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use rankpin::core::id::{Model, SessionId};
+use rankpin::core::session::configured::BodyFields;
 use rankpin::core::session::derived::{Element, Part, Prefixes};
 use rankpin::wire::Encoding;
 use rankpin::wire::body::{Wanted, read};
@@ -40,7 +41,9 @@ impl Conversation {
     /// The session ids of its prefixes, shortest first.
     fn sessions(&self) -> Vec<String> {
         let body = self.body().to_string();
-        let reading = read(body.as_bytes(), Encoding::Json, Wanted { model: true, elements: true }).expect("valid");
+        let reading =
+            read(body.as_bytes(), Encoding::Json, Wanted { model: true, elements: true, fields: BodyFields::NONE })
+                .expect("valid");
         let prefixes = reading.prefixes(&Model::new("m").expect("valid")).expect("it has items");
         prefixes.keys().iter().map(|key| SessionId::derived(*key).as_str().to_owned()).collect()
     }

@@ -18,6 +18,7 @@ mod placement;
 mod plain;
 mod queue;
 mod soft;
+mod sources;
 
 use xxhash_rust::xxh3::xxh3_64;
 

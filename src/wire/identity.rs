@@ -1,0 +1,187 @@
+//! Whose a request is: its model and its session, from headers and, only where it must be read, the body (protocol
+//! sections 3.1, 3.2 and 4).
+
+use super::body::{self, Reading, Wanted};
+use super::header;
+use super::request::RequestHead;
+use crate::core::error::RouteError;
+use crate::core::id::{Model, Origin, SessionId};
+use crate::core::session::Session;
+use crate::core::session::configured::{BodyField, BodyFields, Sources};
+use crate::core::session::derived::Prefixes;
+
+/// Which sessions are read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Sessions<'s> {
+    /// None: affinity is off.
+    Off,
+    /// All that the protocol names, and what the configuration adds.
+    On(&'s Sources),
+}
+
+/// Model and session of a request.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Identity {
+    /// The model.
+    pub model: Model,
+    /// The session, where there is one.
+    pub session: Option<Session>,
+    /// Where the session comes from.
+    pub source: Source,
+    /// Of a session that is derived from the conversation: the keys of its prefixes.
+    pub prefixes: Option<Prefixes>,
+}
+
+/// Where a session comes from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Source {
+    /// A header of the protocol's own table.
+    Header,
+    /// A header that the configuration names.
+    FurtherHeader(String),
+    /// A field of the body that the configuration names.
+    Field(BodyField),
+    /// The conversation's text.
+    Text,
+    /// There is no session.
+    Nowhere,
+}
+
+/// Finds out whose a request is. `model` is the one of the subject, `None` where that names none; the header values
+/// come in any order.
+pub fn find<'h>(
+    head: &RequestHead,
+    headers: impl Iterator<Item = (&'h str, &'h str)> + Clone,
+    payload: &[u8],
+    model: Option<Model>,
+    sessions: Sessions<'_>,
+) -> Result<Identity, RouteError> {
+    let named = match (sessions, &head.session) {
+        (Sessions::Off, _) => None,
+        (Sessions::On(_), Some(session)) => Some((session.clone(), Source::Header)),
+        (Sessions::On(sources), None) => further_header(headers, sources)?,
+    };
+    let wanted = wanted(model.is_none(), named.is_some(), sessions);
+    let reading =
+        if wanted.model || wanted.elements { body::read(payload, head.encoding, wanted)? } else { Reading::default() };
+    let model = match model {
+        Some(model) => model,
+        None => reading.model()?,
+    };
+    let named = match (named, sessions) {
+        (None, Sessions::On(sources)) => field(&reading, sources)?,
+        (named, Sessions::On(_) | Sessions::Off) => named,
+    };
+    if let Some((session, source)) = named {
+        return Ok(Identity { model, session: Some(session), source, prefixes: None });
+    }
+    let prefixes = reading.prefixes(&model);
+    let session =
+        prefixes.as_ref().map(|prefixes| Session { id: SessionId::derived(prefixes.full()), origin: Origin::Derived });
+    let source = if session.is_some() { Source::Text } else { Source::Nowhere };
+    Ok(Identity { model, session, source, prefixes })
+}
+
+/// What of the body has to be read (protocol section 3.2).
+pub fn wanted(model: bool, is_named: bool, sessions: Sessions<'_>) -> Wanted {
+    match sessions {
+        Sessions::On(sources) if !is_named => {
+            Wanted { model, elements: true, fields: sources.body_fields.iter().copied().collect() }
+        }
+        Sessions::On(_) | Sessions::Off => Wanted { model, elements: false, fields: BodyFields::NONE },
+    }
+}
+
+fn further_header<'h>(
+    headers: impl Iterator<Item = (&'h str, &'h str)> + Clone,
+    sources: &Sources,
+) -> Result<Option<(Session, Source)>, RouteError> {
+    let found = sources.headers.iter().find_map(|name| Some((name, header::find(headers.clone(), name)?)));
+    let Some((name, value)) = found else { return Ok(None) };
+    let session = named(value, format_args!("header {name}"))?;
+    Ok(Some((session, Source::FurtherHeader(name.clone()))))
+}
+
+fn field(reading: &Reading, sources: &Sources) -> Result<Option<(Session, Source)>, RouteError> {
+    let Some((field, value)) = reading.fields.first(&sources.body_fields) else { return Ok(None) };
+    let session = named(value, format_args!("body field {}", field.name()))?;
+    Ok(Some((session, Source::Field(field))))
+}
+
+fn named(value: &str, place: std::fmt::Arguments<'_>) -> Result<Session, RouteError> {
+    match SessionId::named(value) {
+        Ok(id) => Ok(Session { id, origin: Origin::Named }),
+        Err(e) => Err(RouteError::InvalidSessionId(format!("{place}: the session id {e}"))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::wire::header::Known;
+    use crate::wire::request::Reading as HeadReading;
+
+    fn sources() -> Sources {
+        Sources {
+            headers: vec!["x-chat".into(), "x-room".into()],
+            body_fields: vec![BodyField::Conversation, BodyField::SessionId],
+        }
+    }
+
+    fn read(headers: &[(&str, &str)], body: &str, sessions: Sessions<'_>) -> Result<Identity, RouteError> {
+        let reading = HeadReading { trusted: true, sessions: sessions != Sessions::Off };
+        let head = RequestHead::read(&Known::read(headers.iter().copied()), reading)?;
+        find(&head, headers.iter().copied(), body.as_bytes(), Model::new("m").ok(), sessions)
+    }
+
+    const BODY: &str = r#"{"session_id":"field","messages":[{"role":"user","content":"hi"}]}"#;
+
+    #[test]
+    fn the_table_wins_over_further_headers_they_over_fields_and_those_over_the_text() {
+        let sources = sources();
+        let of = |headers: &[(&str, &str)], body| {
+            let identity = read(headers, body, Sessions::On(&sources)).expect("valid");
+            (identity.session.expect("there is one").id.as_str().to_owned(), identity.source)
+        };
+        let (table, chat, room) = (("x-roo-task-id", "table"), ("X-Chat", " further "), ("x-room", "last"));
+        assert_eq!(of(&[room, chat, table], BODY), ("table".into(), Source::Header));
+        assert_eq!(of(&[room, chat], BODY), ("further".into(), Source::FurtherHeader("x-chat".into())));
+        assert_eq!(of(&[("x-chat", " "), room], BODY), ("last".into(), Source::FurtherHeader("x-room".into())));
+        assert_eq!(of(&[], BODY), ("field".into(), Source::Field(BodyField::SessionId)));
+        let text = of(&[], r#"{"session_id":"","messages":[{"role":"user","content":"hi"}]}"#);
+        assert!(text.0.starts_with("\u{1}px:") && text.1 == Source::Text, "{text:?}");
+        let none = read(&[], "{}", Sessions::On(&sources)).expect("valid");
+        assert_eq!((none.session, none.source), (None, Source::Nowhere));
+    }
+
+    #[test]
+    fn what_is_not_configured_and_affinity_off_name_none() {
+        let none = Sources::default();
+        let headers = [("x-chat", "further")];
+        assert_eq!(read(&headers, BODY, Sessions::On(&none)).expect("valid").source, Source::Text);
+        assert_eq!(read(&headers, BODY, Sessions::Off).expect("valid").source, Source::Nowhere);
+    }
+
+    #[test]
+    fn a_body_is_not_read_where_a_header_names_the_session() {
+        let sources = sources();
+        for header in ["x-chat", "thread-id"] {
+            assert!(read(&[(header, "s")], "{", Sessions::On(&sources)).is_ok(), "{header}");
+        }
+        assert!(read(&[], "{", Sessions::On(&sources)).is_err());
+    }
+
+    #[test]
+    fn ids_that_break_the_rules_are_refused_with_their_place() {
+        let sources = sources();
+        let long = "x".repeat(257);
+        let told = |headers: &[(&str, &str)], body: &str| {
+            let error = read(headers, body, Sessions::On(&sources)).expect_err("invalid");
+            assert_eq!(error.code(), "invalid_session_id");
+            error.to_string()
+        };
+        assert!(told(&[("X-Room", &long)], BODY).contains("header x-room: the session id is 257 bytes long"));
+        let body = r#"{"conversation":{"id":"\u0001px:0000000000000000"},"session_id":"s"}"#;
+        assert!(told(&[], body).contains("body field conversation: the session id holds '\\u{1}'"));
+    }
+}
