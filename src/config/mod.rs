@@ -175,7 +175,7 @@ fn refuse_what_has_no_effect(sources: &Sources<'_>, config: &RouterConfig) -> Re
     if let (AffinityMode::Off, Some(given)) = (config.affinity, sources.find(&setting::PIN_TTL)) {
         return Err(given.no_effect("with affinity off nothing is pinned; leave one of the two out"));
     }
-    for setting in [&setting::SESSION_HEADERS, &setting::SESSION_BODY_FIELDS] {
+    for setting in [&setting::SESSION_HEADERS, &setting::SESSION_BODY_FIELDS, &setting::GROUP_SUBAGENTS] {
         if let (AffinityMode::Off, Some(given)) = (config.affinity, sources.find(setting)) {
             return Err(given.no_effect("with affinity off no session is read; leave one of the two out"));
         }

@@ -2,13 +2,17 @@
 
 use super::setting::{self, Sources};
 use super::{ConfigError, Given};
-use crate::core::session::configured::{self, BodyField, HeaderRefusal, MAX_HEADERS};
+use crate::core::session::configured::{self, BodyField, HeaderRefusal, MAX_HEADERS, Subagents};
+
+/// `group_subagents = true` groups them.
+const SUBAGENTS: [(&str, Subagents); 2] = [("false", Subagents::Apart), ("true", Subagents::Together)];
 
 /// The configured sources; none where nothing is given.
 pub(super) fn sources(sources: &Sources<'_>) -> Result<configured::Sources, ConfigError> {
     Ok(configured::Sources {
         headers: sources.find(&setting::SESSION_HEADERS).map_or(Ok(Vec::new()), |given| headers(&given))?,
         body_fields: sources.find(&setting::SESSION_BODY_FIELDS).map_or(Ok(Vec::new()), |given| body_fields(&given))?,
+        subagents: super::choice(&sources.get(&setting::GROUP_SUBAGENTS), &SUBAGENTS)?,
     })
 }
 

@@ -139,8 +139,16 @@ pub(super) static SESSION_BODY_FIELDS: Setting = Setting {
            prompt_cache_key, metadata.user_id, conversation and session_id; in the file, an array in the table [session]",
 };
 
+pub(super) static GROUP_SUBAGENTS: Setting = Setting::new(
+    "group_subagents",
+    "true|false",
+    "false",
+    "Place sessions that name one parent (Rankpin-Parent-Session-Id, or the header of a known client) on one worker and \
+     rank, where there is room",
+);
+
 /// All settings that may stand in the file, in the order of the help.
-pub static SETTINGS: [&Setting; 16] = [
+pub static SETTINGS: [&Setting; 17] = [
     &NATS_URL,
     &CREDS,
     &NAMESPACE,
@@ -148,6 +156,7 @@ pub static SETTINGS: [&Setting; 16] = [
     &AFFINITY,
     &SESSION_HEADERS,
     &SESSION_BODY_FIELDS,
+    &GROUP_SUBAGENTS,
     &PIN_TTL,
     &ACCEPT_TIMEOUT,
     &REQUEST_TIMEOUT,

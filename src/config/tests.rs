@@ -3,7 +3,7 @@ use std::time::Duration;
 use super::setting::SETTINGS;
 use super::*;
 use crate::core::id::Model;
-use crate::core::session::configured::BodyField;
+use crate::core::session::configured::{BodyField, Subagents};
 
 /// Resolves flags, variables and the text of a file.
 fn with(flags: &[(&'static str, &str)], variables: &[(&str, &str)], file: &str) -> Result<RouterConfig, String> {
@@ -62,6 +62,7 @@ const EVERY_KEY: &str = r#"
     listen = "[::1]:0"
     log_format = "json"
     untrusted_frontends = true
+    group_subagents = true
 
     [session]
     headers = ["X-Chat-Id", "x-conversation"]
@@ -181,6 +182,7 @@ fn values_that_are_not_allowed_are_named_with_place_and_what_is() {
 fn session_sources_count_in_their_order() {
     let session = of_file(EVERY_KEY).expect("valid").session;
     assert_eq!(session.headers, ["x-chat-id", "x-conversation"]);
+    assert_eq!(session.subagents, Subagents::Together);
     assert_eq!(session.body_fields, [BodyField::MetadataUserId, BodyField::PromptCacheKey]);
     assert_eq!(of_file("session.headers = []").expect("a dotted key, and none").session, SessionSources::default());
     let many = (0..17).map(|n| format!("x-{n}")).collect::<Vec<_>>().join(",");
@@ -194,8 +196,9 @@ fn session_sources_count_in_their_order() {
         let error = with(&[(key, text)], &[], "").expect_err(text);
         assert!(error.contains(told), "{error}");
     }
-    for key in ["session.headers", "session.body_fields"] {
-        let text = if key == "session.headers" { "x-chat-id" } else { "session_id" };
+    for (key, text) in
+        [("session.headers", "x-chat-id"), ("session.body_fields", "session_id"), ("group_subagents", "true")]
+    {
         let error = with(&[("affinity", "off"), (key, text)], &[], "").expect_err("nothing is read");
         assert!(error.contains("can have no effect: with affinity off no session is read"), "{error}");
     }

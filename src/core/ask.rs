@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::id::{DpRank, Model, Origin, Placement, Tenant, WorkerId};
+use super::id::{DpRank, Model, Origin, Placement, SessionId, Tenant, WorkerId};
 use super::session::Session;
 
 /// The rank a frontend asks for.
@@ -23,6 +23,8 @@ pub struct Ask {
     pub tenant: Tenant,
     /// The session, where there is one and affinity is on.
     pub session: Option<Session>,
+    /// The session's parent, where subagents are grouped: sessions of one parent are placed beside each other.
+    pub group: Option<SessionId>,
     /// The worker wanted, as it came.
     pub worker_hint: Option<Arc<str>>,
     /// The rank wanted.

@@ -16,6 +16,8 @@ use super::id::{DpRank, Origin, Placement};
 use super::mode::{AffinityMode, PolicyKind};
 use super::policy;
 
+mod siblings;
+
 /// Where a request goes, and why.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Decision {
@@ -61,6 +63,8 @@ pub enum Cause {
     BucketUnreachable,
     /// The session is derived from the conversation.
     Derived,
+    /// The session names a parent, and was placed where its siblings are.
+    Siblings,
 }
 
 /// What becomes of a pin.
@@ -323,6 +327,10 @@ impl<'a> View<'a> {
         unreachable: bool,
         rng: &mut dyn Rng,
     ) -> Result<Decision, NoPlacement> {
+        let (reason, cause) = self.explain(moved, unreachable);
+        if let Some(decision) = self.beside_siblings(pinned, (reason, cause), unreachable) {
+            return Ok(decision);
+        }
         let mut open = self.candidates(|worker| self.own_rank(worker));
         if open.is_empty() {
             // The rank that would be this session's is lost everywhere: the least loaded one instead.
@@ -337,7 +345,6 @@ impl<'a> View<'a> {
         };
         let chosen = if unreachable { self.rendezvous(&candidates) } else { None }
             .unwrap_or_else(|| policy::pick(self.rules.policy, &candidates, rng));
-        let (reason, cause) = self.explain(moved, unreachable);
         Ok(Decision {
             placement: chosen.placement.clone(),
             slot: chosen.slot,
@@ -480,6 +487,7 @@ impl Cause {
             Self::Completed => "completed",
             Self::BucketUnreachable => "bucket-unreachable",
             Self::Derived => "derived",
+            Self::Siblings => "siblings",
         }
     }
 }

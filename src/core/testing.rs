@@ -64,6 +64,7 @@ pub fn ask() -> Ask {
         model: model("m"),
         tenant: Tenant::none(),
         session: None,
+        group: None,
         worker_hint: None,
         rank_hint: None,
         pool: None,

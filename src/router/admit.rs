@@ -101,11 +101,12 @@ fn check(router: &Router, message: &Message, headers: Block<'_>, known: &Known<'
     let named = subject.model.map(subject::decode_model).transpose();
     let named = named.map_err(|e| RouteError::InvalidRequest(e.to_string()))?;
     let sessions = if sessions { Sessions::On(&router.config.session) } else { Sessions::Off };
-    let Identity { model, session, prefixes, source: _ } =
+    let Identity { model, session, group, prefixes, source: _ } =
         identity::find(&head, headers.iter(), message.payload(), named, sessions)?;
     let ask = Ask {
         tenant: head.tenant.clone(),
         session,
+        group,
         worker_hint: head.worker_hint.as_deref().map(clip),
         rank_hint: head.rank_hint.clone(),
         pool: head.pool.as_deref().map(clip),

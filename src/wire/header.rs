@@ -85,6 +85,15 @@ pub const TARGET_WORKER_NAMES: [&str; 2] = ["rankpin-target-worker", "x-dynamo-w
 pub const TARGET_DP_RANK_NAMES: [&str; 4] =
     ["rankpin-target-dp-rank", "x-dynamo-dp-rank", "x-dp-rank", "x-data-parallel-rank"];
 
+/// Headers that name a session's parent, as they count; they are read only where subagents are grouped.
+pub const PARENT_NAMES: [&str; 5] = [
+    "rankpin-parent-session-id",
+    "x-dynamo-parent-session-id",
+    "x-claude-code-parent-agent-id",
+    "x-codex-parent-thread-id",
+    "x-parent-session-id",
+];
+
 /// Values of the known headers of one message.
 #[derive(Debug)]
 pub struct Known<'h> {

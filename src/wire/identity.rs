@@ -7,7 +7,7 @@ use super::request::RequestHead;
 use crate::core::error::RouteError;
 use crate::core::id::{Model, Origin, SessionId};
 use crate::core::session::Session;
-use crate::core::session::configured::{BodyField, BodyFields, Sources};
+use crate::core::session::configured::{BodyField, BodyFields, Sources, Subagents};
 use crate::core::session::derived::Prefixes;
 
 /// Which sessions are read.
@@ -26,6 +26,8 @@ pub struct Identity {
     pub model: Model,
     /// The session, where there is one.
     pub session: Option<Session>,
+    /// The session's parent, where subagents are grouped.
+    pub group: Option<SessionId>,
     /// Where the session comes from.
     pub source: Source,
     /// Of a session that is derived from the conversation: the keys of its prefixes.
@@ -59,7 +61,7 @@ pub fn find<'h>(
     let named = match (sessions, &head.session) {
         (Sessions::Off, _) => None,
         (Sessions::On(_), Some(session)) => Some((session.clone(), Source::Header)),
-        (Sessions::On(sources), None) => further_header(headers, sources)?,
+        (Sessions::On(sources), None) => further_header(headers.clone(), sources)?,
     };
     let wanted = wanted(model.is_none(), named.is_some(), sessions);
     let reading =
@@ -72,14 +74,17 @@ pub fn find<'h>(
         (None, Sessions::On(sources)) => field(&reading, sources)?,
         (named, Sessions::On(_) | Sessions::Off) => named,
     };
+    let group = parent(headers, sessions)?;
     if let Some((session, source)) = named {
-        return Ok(Identity { model, session: Some(session), source, prefixes: None });
+        // Who names itself as its parent begins a group, and is nobody's sibling.
+        let group = group.filter(|parent| *parent != session.id);
+        return Ok(Identity { model, session: Some(session), group, source, prefixes: None });
     }
     let prefixes = reading.prefixes(&model);
     let session =
         prefixes.as_ref().map(|prefixes| Session { id: SessionId::derived(prefixes.full()), origin: Origin::Derived });
     let source = if session.is_some() { Source::Text } else { Source::Nowhere };
-    Ok(Identity { model, session, source, prefixes })
+    Ok(Identity { model, session, group, source, prefixes })
 }
 
 /// What of the body has to be read (protocol section 3.2).
@@ -108,6 +113,19 @@ fn field(reading: &Reading, sources: &Sources) -> Result<Option<(Session, Source
     Ok(Some((session, Source::Field(field))))
 }
 
+fn parent<'h>(
+    headers: impl Iterator<Item = (&'h str, &'h str)> + Clone,
+    sessions: Sessions<'_>,
+) -> Result<Option<SessionId>, RouteError> {
+    match sessions {
+        Sessions::On(Sources { subagents: Subagents::Together, .. }) => {}
+        Sessions::On(_) | Sessions::Off => return Ok(None),
+    }
+    let values = header::find_all(headers, header::PARENT_NAMES);
+    let found = header::PARENT_NAMES.iter().zip(values).find_map(|(name, value)| Some((name, value?)));
+    found.map(|(name, value)| Ok(named(value, format_args!("header {name}"))?.id)).transpose()
+}
+
 fn named(value: &str, place: std::fmt::Arguments<'_>) -> Result<Session, RouteError> {
     match SessionId::named(value) {
         Ok(id) => Ok(Session { id, origin: Origin::Named }),
@@ -125,6 +143,7 @@ mod tests {
         Sources {
             headers: vec!["x-chat".into(), "x-room".into()],
             body_fields: vec![BodyField::Conversation, BodyField::SessionId],
+            subagents: Subagents::Apart,
         }
     }
 
@@ -169,6 +188,25 @@ mod tests {
             assert!(read(&[(header, "s")], "{", Sessions::On(&sources)).is_ok(), "{header}");
         }
         assert!(read(&[], "{", Sessions::On(&sources)).is_err());
+    }
+
+    #[test]
+    fn a_parent_is_read_only_where_subagents_are_grouped() {
+        let together = Sources { subagents: Subagents::Together, ..Sources::default() };
+        let group = |headers: &[(&str, &str)], sources: &Sources| {
+            let group = read(headers, BODY, Sessions::On(sources)).map(|identity| identity.group);
+            group.map(|group| group.map(|id| id.as_str().to_owned()))
+        };
+        let (codex, ours) = (("X-Codex-Parent-Thread-Id", "codex"), ("Rankpin-Parent-Session-Id", "ours"));
+        assert_eq!(group(&[codex, ours], &together).expect("valid").as_deref(), Some("ours"));
+        assert_eq!(
+            group(&[codex, ("Rankpin-Parent-Session-Id", " ")], &together).expect("valid").as_deref(),
+            Some("codex")
+        );
+        assert_eq!(group(&[codex, ours], &Sources::default()), Ok(None));
+        assert_eq!(group(&[("thread-id", "codex"), codex], &together), Ok(None), "nobody is its own sibling");
+        assert!(group(&[("x-parent-session-id", "a\u{7f}")], &together).is_err());
+        assert!(group(&[("x-parent-session-id", "a\u{7f}")], &Sources::default()).is_ok(), "it is not looked at");
     }
 
     #[test]

@@ -155,6 +155,18 @@ pub struct Sources {
     pub headers: Vec<String>,
     /// Fields of the body that name one where no header does, in the order in which they count.
     pub body_fields: Vec<BodyField>,
+    /// What becomes of sessions that name a parent.
+    pub subagents: Subagents,
+}
+
+/// What becomes of sessions that name a parent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Subagents {
+    /// Each is placed like any other session; no parent is read.
+    #[default]
+    Apart,
+    /// Those of one parent are placed beside each other.
+    Together,
 }
 
 #[cfg(test)]

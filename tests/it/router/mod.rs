@@ -19,6 +19,7 @@ mod plain;
 mod queue;
 mod soft;
 mod sources;
+mod subagents;
 
 use xxhash_rust::xxh3::xxh3_64;
 

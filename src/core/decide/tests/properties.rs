@@ -95,9 +95,11 @@ prop_compose! {
         rank in prop::option::weighted(0.3, 0u16..10),
         pool in prop::option::weighted(0.3, select(&["p", "q"][..])),
         excluded in vec(some_exclusion(), 0..3),
+        group in prop::option::weighted(0.2, select(&["parent", "other"][..])),
     ) -> Ask {
         Ask {
             session,
+            group: group.map(|id| named(id).id),
             worker_hint: worker.map(Into::into),
             rank_hint: rank.map(|rank| RankHint::Rank(DpRank(rank))),
             pool: pool.map(Into::into),
