@@ -65,7 +65,12 @@ impl Ask {
         self.excluded.iter().find(|e| e.placement.worker == *worker && (e.whole_worker || e.placement.rank == rank))
     }
 
-    /// Whether the session is named by a header.
+    /// Whether where the session is pinned is a fact, and no guess by its text: it is named, or continues a response.
+    pub fn is_certain(&self) -> bool {
+        self.named() || self.session.as_ref().is_some_and(|session| session.id.is_of_response())
+    }
+
+    /// Whether the session is named, by a header or by a field of the body.
     pub fn named(&self) -> bool {
         self.session.as_ref().is_some_and(|session| session.origin == Origin::Named)
     }

@@ -229,7 +229,7 @@ impl<'a> View<'a> {
             return self.afresh(true, Some(cause_of(excluded)), false, rng);
         }
         if worker.is_full(placement.rank, self.now) {
-            if self.rules.mode == AffinityMode::Soft || !self.ask.named() {
+            if self.rules.mode == AffinityMode::Soft || !self.ask.is_certain() {
                 return self.afresh(true, Some(Cause::Overload), false, rng);
             }
             return Err(NoPlacement::Wait(WaitFor::Placement(placement)));

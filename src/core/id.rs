@@ -7,6 +7,12 @@ use std::sync::Arc;
 pub const MAX_MODEL_BYTES: usize = 256;
 /// Longest session id in bytes (protocol section 3.1).
 pub const MAX_SESSION_BYTES: usize = 256;
+/// Longest id of a response that a request may go on from, in bytes: with what stands before it, it is a session id
+/// (protocol section 4.1).
+pub const MAX_RESPONSE_BYTES: usize = MAX_SESSION_BYTES - RESPONSE.len();
+/// What stands before a response's id in the session id under which it is pinned. No client can name such a session,
+/// since named ids hold no control characters.
+const RESPONSE: &str = "\u{1}rs:";
 /// Longest tenant name in bytes (protocol section 3).
 pub const MAX_TENANT_BYTES: usize = 256;
 /// Longest worker id, request id and pool name in bytes (protocol sections 1 and 3).
@@ -200,6 +206,18 @@ impl SessionId {
         bounded(text, MAX_SESSION_BYTES)?;
         printable(text)?;
         Ok(Self(text.into()))
+    }
+
+    /// The id of the session that goes on from a response: U+0001 `rs:` and the response's id as it is.
+    pub fn of_response(id: &str) -> Result<Self, NameError> {
+        bounded(id, MAX_RESPONSE_BYTES)?;
+        printable(id)?;
+        Ok(Self([RESPONSE, id].concat().into()))
+    }
+
+    /// Whether it is one of [`SessionId::of_response`].
+    pub fn is_of_response(&self) -> bool {
+        self.0.starts_with(RESPONSE)
     }
 
     /// Takes an id that the core itself made.

@@ -8,7 +8,7 @@ use super::state::{Keys, Router};
 use crate::core::ask::Ask;
 use crate::core::error::RouteError;
 use crate::core::hash::PinKey;
-use crate::core::id::{Origin, RequestId, SessionId};
+use crate::core::id::{Origin, RequestId, SessionId, Tenant};
 use crate::core::mode::{AffinityMode, FrontendTrust};
 use crate::core::session::derived::Prefixes;
 use crate::nats::lane::Unsound;
@@ -101,8 +101,9 @@ fn check(router: &Router, message: &Message, headers: Block<'_>, known: &Known<'
     let named = subject.model.map(subject::decode_model).transpose();
     let named = named.map_err(|e| RouteError::InvalidRequest(e.to_string()))?;
     let sessions = if sessions { Sessions::On(&router.config.session) } else { Sessions::Off };
-    let Identity { model, session, group, prefixes, source: _ } =
-        identity::find(&head, headers.iter(), message.payload(), named, sessions)?;
+    let identity = identity::find(&head, headers.iter(), message.payload(), named, sessions)?;
+    let keys = keys(&identity, &head.tenant);
+    let Identity { model, session, group, prefixes, source: _ } = identity;
     let ask = Ask {
         tenant: head.tenant.clone(),
         session,
@@ -113,17 +114,15 @@ fn check(router: &Router, message: &Message, headers: Block<'_>, known: &Known<'
         excluded: Vec::new(),
         model,
     };
-    let keys = keys(&ask, prefixes.as_ref());
     Ok(Checked { ask, keys, prefixes, head })
 }
 
-fn keys(ask: &Ask, prefixes: Option<&Prefixes>) -> Keys {
-    let Some(session) = &ask.session else { return Keys::None };
-    match (session.origin, prefixes) {
-        (Origin::Derived, Some(prefixes)) => {
-            Keys::Derived(prefixes.strict().iter().rev().map(|&key| derived_pin_key(ask, key)).collect())
-        }
-        (Origin::Named | Origin::Derived, _) => Keys::Named(PinKey::new(&ask.tenant, &ask.model, &session.id)),
+fn keys(identity: &Identity, tenant: &Tenant) -> Keys {
+    let mut keys = identity.lookups().map(|id| PinKey::new(tenant, &identity.model, &id));
+    match identity.session.as_ref().map(|session| session.origin) {
+        None => Keys::None,
+        Some(Origin::Named) => keys.next().map_or(Keys::None, Keys::Named),
+        Some(Origin::Derived) => Keys::Derived(keys.collect()),
     }
 }
 

@@ -24,6 +24,13 @@ pub struct Continued {
     pin: Pin,
 }
 
+impl Continued {
+    /// Whether the pin is to this placement.
+    pub(super) fn is_at(&self, placement: &Placement) -> bool {
+        self.pin.placement == *placement
+    }
+}
+
 /// A pin to write.
 struct Write {
     key: u64,
@@ -50,7 +57,9 @@ impl Request {
 
     /// The worker has the request: what is pinned of it.
     pub(super) fn pin_derived(&mut self, decision: &Decision) {
-        let (Some(prefixes), Some(session)) = (&self.prefixes, &self.ask.session) else { return };
+        let (Some(prefixes), Some(session)) = (&self.prefixes, &self.ask.session) else {
+            return self.pin_chain(decision);
+        };
         let root = self.root(session).to_owned();
         let at = |key, shared| Write { key, placement: decision.placement.clone(), shared, root: root.clone() };
         let mut writes = Vec::new();
@@ -126,14 +135,7 @@ impl Request {
 
     fn write_derived(&mut self, write: &Write) {
         let key = derived_pin_key(&self.ask, write.key);
-        let (revision, derived) = {
-            let state = self.router.state();
-            (state.mirror.revision(key, Instant::now()), state.mirror.derived())
-        };
-        if revision == 0 && derived >= MAX_DERIVED_PINS {
-            self.router.metrics.derived_cap_reached(derived, MAX_DERIVED_PINS);
-            return;
-        }
+        let Some(revision) = self.revision_of_derived(key) else { return };
         let value = self.derived_value(write);
         if write.shared {
             // Somebody else's pin, which stays whatever becomes of this request.
@@ -141,6 +143,19 @@ impl Request {
         } else {
             self.pin_later(key, value, revision);
         }
+    }
+
+    /// The revision that a write of a derived pin has to expect; `None` where there may be no more of them.
+    pub(super) fn revision_of_derived(&self, key: PinKey) -> Option<u64> {
+        let (revision, derived) = {
+            let state = self.router.state();
+            (state.mirror.revision(key, Instant::now()), state.mirror.derived())
+        };
+        if revision == 0 && derived >= MAX_DERIVED_PINS {
+            self.router.metrics.derived_cap_reached(derived, MAX_DERIVED_PINS);
+            return None;
+        }
+        Some(revision)
     }
 
     fn derived_value(&self, write: &Write) -> PinValue {

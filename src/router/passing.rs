@@ -48,9 +48,14 @@ pub fn accepted(resting: Resting) {
 /// The worker of a request at rest is done.
 pub fn finished(resting: Resting, finished: &Finished) {
     let Resting { mut request, stage } = resting;
-    if let Stage::Sent(decision, _) = &stage {
+    match &stage {
+        Stage::Placing(_) => {}
         // A worker may leave `accepted` out where `finished` follows at once.
-        request.settle(decision);
+        Stage::Sent(decision, _) => {
+            request.settle(decision);
+            request.keep_response(decision, finished);
+        }
+        Stage::Accepted(decision) => request.keep_response(decision, finished),
     }
     request.router.metrics.finished_tokens(finished);
     request.router.metrics.finished(finished);

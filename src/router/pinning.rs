@@ -16,7 +16,6 @@ use crate::core::decide::{Decision, PinStep};
 use crate::core::hash::PinKey;
 use crate::core::id::Placement;
 use crate::core::pins::Pin;
-use crate::core::session::derived::Prefixes;
 use crate::nats::bucket::{Bucket, CasError, Stored};
 use crate::wire::pin::PinValue;
 
@@ -192,8 +191,9 @@ impl Request {
     }
 
     /// The pin that has to be read from the bucket before the mirror is believed: once, while the mirror may be behind;
-    /// and for a derived session of which the mirror knows no prefix and whose body holds an assistant item, the prefix
-    /// before the first of these, which another router may just have pinned (protocol section 4).
+    /// for a derived session of which the mirror knows no prefix and whose body holds an assistant item, the prefix
+    /// before the first of these, which another router may just have pinned; and a response that the mirror doesn't know,
+    /// which another may just have seen end (protocol sections 4 and 4.1).
     pub(super) fn pin_to_recheck(&self) -> Option<PinKey> {
         if self.rechecked || self.router.pins.is_unreachable() {
             return None;
@@ -201,10 +201,13 @@ impl Request {
         match &self.keys {
             Keys::None => None,
             Keys::Named(key) => (!self.router.state().mirror_fresh).then_some(*key),
-            Keys::Derived(_) => {
-                let opening = self.prefixes.as_ref().and_then(Prefixes::before_first_assistant)?;
+            Keys::Derived(keys) => {
+                let opening = match &self.prefixes {
+                    Some(prefixes) => derived_pin_key(&self.ask, prefixes.before_first_assistant()?),
+                    None => *keys.first()?,
+                };
                 let known = find_pin(&self.router.state().mirror, &self.keys, Instant::now()).is_some();
-                (!known).then(|| derived_pin_key(&self.ask, opening))
+                (!known).then_some(opening)
             }
         }
     }

@@ -131,6 +131,7 @@ impl Request {
                     }
                     Attempted::Ended(finished) => {
                         self.settle(&decision);
+                        self.keep_response(&decision, &finished);
                         return Ok(finished);
                     }
                     Attempted::Failed(failure) => {
@@ -140,7 +141,10 @@ impl Request {
                     Attempted::Refused(rejection) => return Err(relayed(rejection)),
                 },
                 Stage::Accepted(decision) => match self.follow(&decision).await? {
-                    Some(finished) => return Ok(finished),
+                    Some(finished) => {
+                        self.keep_response(&decision, &finished);
+                        return Ok(finished);
+                    }
                     None => Stage::Placing(None),
                 },
             };
@@ -367,13 +371,13 @@ impl Request {
         Ok(())
     }
 
-    /// Whether an overloaded worker is waited for: a named session that is pinned there, and not by this request.
+    /// Whether an overloaded worker is waited for: a session that is known to be there, and not by this request.
     fn waits_for_pin(&self, decision: &Decision) -> bool {
         let pinned = match decision.pin {
             PinStep::Keep | PinStep::Complete => true,
             PinStep::None | PinStep::Claim | PinStep::AfterAccept => false,
         };
-        pinned && self.ask.named() && self.router.rules.mode == AffinityMode::Hard
+        pinned && self.ask.is_certain() && self.router.rules.mode == AffinityMode::Hard
     }
 
     /// Waits, unless mail comes.

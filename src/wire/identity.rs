@@ -43,6 +43,8 @@ pub enum Source {
     FurtherHeader(String),
     /// A field of the body that the configuration names.
     Field(BodyField),
+    /// The response that the body goes on from.
+    Response,
     /// The conversation's text.
     Text,
     /// There is no session.
@@ -80,11 +82,31 @@ pub fn find<'h>(
         let group = group.filter(|parent| *parent != session.id);
         return Ok(Identity { model, session: Some(session), group, source, prefixes: None });
     }
+    if let (Sessions::On(_), Some(id)) = (sessions, response(&reading)) {
+        // Its text is only what is new since then, and the beginning of no conversation.
+        let session = Some(Session { id, origin: Origin::Derived });
+        return Ok(Identity { model, session, group, source: Source::Response, prefixes: None });
+    }
     let prefixes = reading.prefixes(&model);
     let session =
         prefixes.as_ref().map(|prefixes| Session { id: SessionId::derived(prefixes.full()), origin: Origin::Derived });
     let source = if session.is_some() { Source::Text } else { Source::Nowhere };
     Ok(Identity { model, session, group, source, prefixes })
+}
+
+impl Identity {
+    /// The session ids under which the request's pin may stand, the one that counts most first: of a session derived from
+    /// the text the strict prefixes, deepest first, else the session itself.
+    pub fn lookups(&self) -> impl Iterator<Item = SessionId> {
+        let strict = self.prefixes.as_ref().map_or(&[][..], Prefixes::strict);
+        let own = self.session.as_ref().filter(|_| self.prefixes.is_none()).map(|session| session.id.clone());
+        strict.iter().rev().map(|&key| SessionId::derived(key)).chain(own)
+    }
+}
+
+/// The response that a body goes on from. What can be no response's id is the engine's business alone.
+fn response(reading: &Reading) -> Option<SessionId> {
+    SessionId::of_response(reading.previous_response_id.as_deref()?).ok()
 }
 
 /// What of the body has to be read (protocol section 3.2).
@@ -207,6 +229,34 @@ mod tests {
         assert_eq!(group(&[("thread-id", "codex"), codex], &together), Ok(None), "nobody is its own sibling");
         assert!(group(&[("x-parent-session-id", "a\u{7f}")], &together).is_err());
         assert!(group(&[("x-parent-session-id", "a\u{7f}")], &Sources::default()).is_ok(), "it is not looked at");
+    }
+
+    #[test]
+    fn a_response_that_goes_on_counts_before_the_text_and_after_names() {
+        let sources = sources();
+        let of = |headers: &[(&str, &str)], body: &str, sessions| read(headers, body, sessions).expect("valid");
+        let body = r#"{"input":"go on","previous_response_id":"resp_1"}"#;
+        let chained = of(&[], body, Sessions::On(&sources));
+        let session = chained.session.clone().expect("there is one");
+        assert_eq!((session.id.as_str(), session.origin), ("\u{1}rs:resp_1", Origin::Derived));
+        assert_eq!((&chained.source, &chained.prefixes), (&Source::Response, &None));
+        assert!(chained.lookups().eq([session.id]), "its own text is not looked up");
+        assert_eq!(of(&[("thread-id", "t")], body, Sessions::On(&sources)).source, Source::Header);
+        assert_eq!(of(&[], body, Sessions::Off).session, None);
+        for none in ["", "\\u0001", &"x".repeat(253)] {
+            let body = body.replace("resp_1", none);
+            assert_eq!(of(&[], &body, Sessions::On(&sources)).source, Source::Text, "{none}");
+        }
+    }
+
+    #[test]
+    fn what_is_looked_up_stands_deepest_first_and_never_holds_the_full_input() {
+        let sources = Sources::default();
+        let item = |text: &str| format!(r#"{{"role":"user","content":"{text}"}}"#);
+        let body = format!(r#"{{"messages":[{},{},{}]}}"#, item("a"), item("b"), item("c"));
+        let identity = read(&[], &body, Sessions::On(&sources)).expect("valid");
+        let keys = identity.prefixes.clone().expect("derived").keys().to_vec();
+        assert!(identity.lookups().eq([keys[1], keys[0]].map(SessionId::derived)));
     }
 
     #[test]

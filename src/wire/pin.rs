@@ -48,10 +48,10 @@ pub struct PinValue {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum OriginName {
-    /// A header.
+    /// A header, or a field of the body.
     #[default]
     Named,
-    /// The conversation's text.
+    /// The conversation's text, or the response that it goes on from.
     Derived,
 }
 

@@ -15,6 +15,9 @@ pub trait Engine: Send + Sync + 'static {
     /// Serves one request: sends its replies in order and says how it went. A reply stream that the engine did not
     /// end with [`ReplyStream::finish`] is ended by an empty message.
     ///
+    /// An engine that keeps its answers, to be gone on from by `previous_response_id`, says the answer's id in
+    /// [`Finished::response_id`]: the router sends requests that name it here (protocol section 4.1).
+    ///
     /// When the request's cancel token fires, an engine has [`super::CANCEL_GRACE`] to return, after which this
     /// future is dropped. What it says of the tokens spent until then is passed on.
     fn serve(

@@ -92,7 +92,11 @@ async fn the_three_apis_stream_whole_events() {
             }
         }
         assert!(events.iter().any(|event| event.pointer(usage).is_some_and(Value::is_u64)), "{events:#?}");
-        attempt.finished(Outcome::Ok).await;
+        let finished = attempt.finished(Outcome::Ok).await;
+        // Only a response can be gone on from by its id.
+        let named = events.iter().find_map(|event| event.pointer("/response/id")?.as_str());
+        assert_eq!(finished.response_id.as_deref(), named);
+        assert_eq!(named.is_some(), usage.starts_with("/response/"), "{events:#?}");
     }
 }
 

@@ -3,6 +3,7 @@
 mod accept;
 mod cancel;
 mod carriage;
+mod chains;
 mod claims;
 mod derived;
 mod errors;
