@@ -3,6 +3,7 @@
 //! [`Counter::scalar`].
 
 use super::tally::{Kind, Tally, Told};
+use super::trace::{Trace, Traced, TracedPlace};
 use super::{Reading, Wanted, json};
 use crate::core::session::configured::BodyField;
 use crate::core::session::derived::{Element, Part, text_hash};
@@ -124,6 +125,8 @@ pub(super) struct Counter {
     /// Which of the fields that must not stand twice were seen.
     seen: u8,
     tally: Tally,
+    /// Index of the next value in the array of items.
+    index: usize,
     arguments_levels: usize,
     system: Shape<Option<Element>>,
     messages: Shape<Vec<Element>>,
@@ -131,7 +134,7 @@ pub(super) struct Counter {
 }
 
 impl Counter {
-    pub(super) fn new(wanted: Wanted) -> Self {
+    pub(super) fn new(wanted: Wanted, trace: Option<Box<Trace>>) -> Self {
         Self {
             wanted,
             reading: Reading::default(),
@@ -141,7 +144,8 @@ impl Counter {
             field: Field::Other,
             names_session: false,
             seen: 0,
-            tally: Tally::new(),
+            tally: Tally::new(trace),
+            index: 0,
             arguments_levels: 0,
             system: Shape::Missing,
             messages: Shape::Missing,
@@ -159,11 +163,16 @@ impl Counter {
             (Place::Outside, Container::Object) => Some(Place::Top),
             (Place::Top, _) => self.open_field(container),
             (Place::Items, Container::Object) => {
+                self.index += 1;
                 self.tally.begin(Kind::Item);
                 Some(Place::Element)
             }
             (Place::Element, _) => self.tally.open(container).then_some(Place::Element),
-            (Place::Outside | Place::Items, Container::Array) | (Place::Session, _) => None,
+            (Place::Items, Container::Array) => {
+                self.index += 1;
+                None
+            }
+            (Place::Outside, Container::Array) | (Place::Session, _) => None,
         };
         match inside {
             Some(place) => self.place = place,
@@ -172,6 +181,7 @@ impl Counter {
     }
 
     fn open_field(&mut self, container: Container) -> Option<Place> {
+        self.index = 0;
         match (self.field, container) {
             (Field::Messages, Container::Array) => self.messages = Shape::Found(Vec::new()),
             (Field::Input, Container::Array) => self.input = Shape::Found(Vec::new()),
@@ -220,11 +230,19 @@ impl Counter {
     }
 
     fn end_element(&mut self, element: Option<Element>) {
+        let last = self.index.saturating_sub(1);
         let (place, list) = match self.field {
-            Field::Messages => (Place::Items, &mut self.messages),
-            Field::Input => (Place::Items, &mut self.input),
+            Field::Messages => {
+                self.tally.trace_end(TracedPlace::Message(last), element);
+                (Place::Items, &mut self.messages)
+            }
+            Field::Input => {
+                self.tally.trace_end(TracedPlace::Input(last), element);
+                (Place::Items, &mut self.input)
+            }
             Field::System | Field::Model | Field::PreviousResponseId | Field::Session(_) | Field::Other => {
                 self.place = Place::Top;
+                self.tally.trace_end(TracedPlace::System, element);
                 self.system = Shape::Found(element);
                 return;
             }
@@ -292,17 +310,22 @@ impl Counter {
 
     /// Whether the next value, a text, matters; if so it is given to [`Counter::text`], else to [`Counter::scalar`].
     pub(super) fn wants_text(&self) -> bool {
-        self.passing_over.is_none()
-            && match self.place {
-                Place::Outside | Place::Items => false,
-                Place::Top => self.field != Field::Other,
-                Place::Session => self.names_session,
-                Place::Element => self.tally.wants_text(),
-            }
+        if self.passing_over.is_some() {
+            return self.place == Place::Element && self.tally.traces();
+        }
+        match self.place {
+            Place::Outside | Place::Items => false,
+            Place::Top => self.field != Field::Other,
+            Place::Session => self.names_session,
+            Place::Element => self.tally.wants_text(),
+        }
     }
 
     /// A text, decoded; it is UTF-8.
     pub(super) fn text(&mut self, text: &[u8]) {
+        if self.passing_over.is_some() {
+            return self.tally.pass_over_text(text);
+        }
         match self.place {
             Place::Outside | Place::Items => {}
             Place::Top | Place::Session => self.field_text(text),
@@ -320,12 +343,15 @@ impl Counter {
             Field::PreviousResponseId => self.reading.previous_response_id = Some(owned()),
             Field::System => {
                 let element = text_hash(text).map(|hash| Element { part: Part::System, hash });
+                self.tally.trace_texts(TracedPlace::System, element, &[("system", text)]);
                 self.system = Shape::Found(element);
             }
             Field::Input => {
                 // It is the one item {"role":"user","content":input}.
                 let hashes = [b"user".as_slice(), text].into_iter().filter_map(text_hash);
                 let element = Element { part: Part::Item, hash: hashes.fold(0, u64::wrapping_add) };
+                let texts = [("role", b"user".as_slice()), ("content", text)];
+                self.tally.trace_texts(TracedPlace::Input(0), Some(element), &texts);
                 self.input = Shape::Found(vec![element]);
             }
             Field::Messages => self.unexpected(),
@@ -355,6 +381,7 @@ impl Counter {
 
     /// Any other value that is no container, or a text that was not wanted.
     pub(super) fn scalar(&mut self, scalar: Scalar) {
+        self.index += usize::from(self.place == Place::Items && self.passing_over.is_none());
         if self.passing_over.is_some() || scalar == Scalar::Null {
             return;
         }
@@ -385,14 +412,23 @@ impl Counter {
         }
     }
 
-    /// What was found.
-    pub(super) fn finish(self) -> Reading {
+    /// What was found, and what was seen on the way where that was wanted: of the elements that count alone.
+    pub(super) fn finish(self) -> (Reading, Vec<Traced>) {
+        let of_messages = !matches!(self.messages, Shape::Missing);
+        let mut seen = self.tally.into_trace().map_or_else(Vec::new, |trace| trace.finish());
+        seen.retain(|traced| match traced.place {
+            TracedPlace::System => true,
+            TracedPlace::Message(_) => of_messages,
+            TracedPlace::Input(_) => !of_messages,
+        });
+        // The system comes first, wherever it stands in the body.
+        seen.sort_by_key(|traced| traced.place != TracedPlace::System);
         let conversation = match self.messages {
             Shape::Missing => self.input,
             Shape::Unexpected | Shape::Found(_) => self.messages,
         };
         let elements = if self.wanted.elements { in_order(self.system, conversation) } else { None };
-        Reading { elements, ..self.reading }
+        (Reading { elements, ..self.reading }, seen)
     }
 }
 

@@ -14,6 +14,7 @@ mod msgpack;
 mod run;
 mod tally;
 mod text;
+mod trace;
 
 use super::Encoding;
 use crate::core::error::RouteError;
@@ -23,6 +24,7 @@ use crate::core::session::derived::{Element, Prefixes};
 use counter::Counter;
 pub use counter::MAX_ARGUMENTS_LEVELS;
 pub use fields::SessionFields;
+pub use trace::{Traced, TracedPlace, TracedText, Verdict, Why};
 
 /// A body nested deeper gives no derived session (protocol section 3.2); the body itself is level 1.
 pub const MAX_LEVELS: usize = 128;
@@ -137,11 +139,19 @@ impl Flaw {
 
 /// Reads a body once, from its first byte to its last.
 pub fn read(body: &[u8], encoding: Encoding, wanted: Wanted) -> Result<Reading, BodyError> {
+    Ok(pass(body, encoding, Counter::new(wanted, None))?.0)
+}
+
+/// The same, and what was seen in each element on the way: it copies every text.
+pub fn read_traced(body: &[u8], encoding: Encoding, wanted: Wanted) -> Result<(Reading, Vec<Traced>), BodyError> {
+    pass(body, encoding, Counter::new(wanted, Some(Box::default())))
+}
+
+fn pass(body: &[u8], encoding: Encoding, mut counter: Counter) -> Result<(Reading, Vec<Traced>), BodyError> {
     const BYTE_ORDER_MARK: &[u8] = "\u{feff}".as_bytes();
     if encoding == Encoding::Json && body.starts_with(BYTE_ORDER_MARK) {
         return Err(BodyError::ByteOrderMark);
     }
-    let mut counter = Counter::new(wanted);
     let read = match encoding {
         Encoding::Json => json::read(body, &mut counter),
         Encoding::MessagePack => msgpack::read(body, &mut counter),

@@ -5,6 +5,7 @@
 //! that excludes the whole object may come last.
 
 use super::counter::{Container, Counts};
+use super::trace::{Trace, TracedPlace};
 use crate::core::session::derived::{Element, Part, text_hash};
 
 /// What the name before a value says about it.
@@ -77,6 +78,8 @@ pub(super) struct Tally {
     frames: Vec<Frame>,
     role: Says,
     call: Says,
+    /// Where somebody wants to see what it saw.
+    trace: Option<Box<Trace>>,
 }
 
 /// What a text asks for.
@@ -93,11 +96,49 @@ pub(super) enum Told {
 pub(super) struct Mark {
     frames: usize,
     innermost: Frame,
+    traced: usize,
 }
 
 impl Tally {
-    pub(super) fn new() -> Self {
-        Self { kind: Kind::Item, key: Key::Plain, frames: Vec::new(), role: Says::Nothing, call: Says::Nothing }
+    pub(super) fn new(trace: Option<Box<Trace>>) -> Self {
+        let (role, call) = (Says::Nothing, Says::Nothing);
+        Self { kind: Kind::Item, key: Key::Plain, frames: Vec::new(), role, call, trace }
+    }
+
+    /// Whether it keeps what it sees: then it wants every name and text.
+    pub(super) fn traces(&self) -> bool {
+        self.trace.is_some()
+    }
+
+    /// What it has seen.
+    pub(super) fn into_trace(self) -> Option<Box<Trace>> {
+        self.trace
+    }
+
+    /// A text in a container that is passed over.
+    pub(super) fn pass_over_text(&mut self, text: &[u8]) {
+        if let Some(trace) = &mut self.trace {
+            trace.pass_over_text(text);
+        }
+    }
+
+    /// The element has ended; where it stands, for whoever wants to see it.
+    pub(super) fn trace_end(&mut self, place: TracedPlace, element: Option<Element>) {
+        if let Some(trace) = &mut self.trace {
+            trace.end(place, element);
+        }
+    }
+
+    /// An element that is no container but these texts, for whoever wants to see it.
+    pub(super) fn trace_texts(&mut self, place: TracedPlace, element: Option<Element>, texts: &[(&str, &[u8])]) {
+        if let Some(trace) = &mut self.trace {
+            trace.begin();
+            for (name, text) in texts {
+                trace.key(name.as_bytes());
+                trace.count(text);
+            }
+            trace.end(place, element);
+        }
     }
 
     /// An element begins.
@@ -106,12 +147,23 @@ impl Tally {
         self.frames.push(Frame::default());
         (self.kind, self.key) = (kind, Key::Plain);
         (self.role, self.call) = (Says::Nothing, Says::Nothing);
+        if let Some(trace) = &mut self.trace {
+            trace.begin();
+        }
     }
 
     /// A container in the element begins; false where nothing in it counts.
     pub(super) fn open(&mut self, container: Container) -> bool {
         self.other_value();
-        if matches!(self.key, Key::Ignored | Key::Type) || self.innermost().excluded {
+        let counts = !matches!(self.key, Key::Ignored | Key::Type) && !self.innermost().excluded;
+        if let Some(trace) = &mut self.trace {
+            if !counts {
+                trace.pass_over();
+            } else if container == Container::Object {
+                trace.open();
+            }
+        }
+        if !counts {
             return false;
         }
         match container {
@@ -130,6 +182,9 @@ impl Tally {
     pub(super) fn close(&mut self) -> Option<Option<Element>> {
         let closed = self.frames.pop().expect("an element's object has a frame");
         let closed = if closed.excluded { Frame::default() } else { closed };
+        if let Some(trace) = &mut self.trace {
+            trace.close();
+        }
         if let Some(around) = self.frames.last_mut() {
             around.sum = around.sum.wrapping_add(closed.sum);
             around.counted |= closed.counted;
@@ -145,11 +200,14 @@ impl Tally {
 
     /// Whether the next name matters.
     pub(super) fn wants_key(&self) -> bool {
-        !self.innermost().excluded
+        !self.innermost().excluded || self.traces()
     }
 
     /// A name.
     pub(super) fn key(&mut self, name: &[u8]) {
+        if let Some(trace) = &mut self.trace {
+            trace.key(name);
+        }
         self.key = if name == b"role" && self.at_item() { Key::Role } else { Key::of(name) };
     }
 
@@ -163,11 +221,20 @@ impl Tally {
 
     /// Whether the next value, a text, matters.
     pub(super) fn wants_text(&self) -> bool {
-        self.key != Key::Ignored && !self.innermost().excluded
+        (self.key != Key::Ignored && !self.innermost().excluded) || self.traces()
     }
 
     /// A text that is a value.
     pub(super) fn text(&mut self, text: &[u8]) -> Told {
+        if let Some(trace) = &mut self.trace {
+            let excluded = self.frames.last().is_some_and(|frame| frame.excluded);
+            if excluded || matches!(self.key, Key::Ignored | Key::Type) {
+                trace.leave_out(text);
+            }
+            if excluded {
+                return Told::Done;
+            }
+        }
         match self.key {
             Key::Ignored => {}
             Key::Plain => self.count(text),
@@ -181,6 +248,9 @@ impl Tally {
                 }
                 let excludes = matches!(text, b"reasoning" | b"thinking" | b"redacted_thinking");
                 self.innermost_mut().excluded |= excludes;
+                if let (Some(trace), true) = (&mut self.trace, excludes) {
+                    trace.exclude(text);
+                }
             }
             Key::Arguments => return Told::Arguments,
         }
@@ -198,6 +268,9 @@ impl Tally {
 
     /// Counts a text.
     pub(super) fn count(&mut self, text: &[u8]) {
+        if let Some(trace) = &mut self.trace {
+            trace.count(text);
+        }
         if let Some(hash) = text_hash(text) {
             let frame = self.innermost_mut();
             frame.sum = frame.sum.wrapping_add(hash);
@@ -207,13 +280,17 @@ impl Tally {
 
     /// Where the tally is now, for [`Tally::back_to`].
     pub(super) fn mark(&self) -> Mark {
-        Mark { frames: self.frames.len(), innermost: *self.innermost() }
+        let traced = self.trace.as_ref().map_or(0, |trace| trace.mark());
+        Mark { frames: self.frames.len(), innermost: *self.innermost(), traced }
     }
 
     /// Forgets all that came after the mark; the frame that was innermost then is still open.
     pub(super) fn back_to(&mut self, mark: Mark) {
         self.frames.truncate(mark.frames);
         *self.innermost_mut() = mark.innermost;
+        if let Some(trace) = &mut self.trace {
+            trace.back_to(mark.traced, mark.frames);
+        }
     }
 
     /// Whether names are those of an item itself, not of something in it.

@@ -41,6 +41,28 @@ proptest! {
     }
 
     #[test]
+    fn what_is_seen_explains_every_key_and_changes_none(body in generate::body(), seed: u64) {
+        use rankpin::core::session::derived::text_hash;
+        use rankpin::wire::{Encoding, body::{Verdict, read_traced}};
+
+        let text = render(&body, &mut Choices::new(seed));
+        let (reading, seen) = read_traced(text.as_bytes(), Encoding::Json, super::EVERYTHING).expect("valid");
+        prop_assert_eq!(&reading, &json(&text).expect("valid"));
+        for traced in &seen {
+            let counted = || traced.texts.iter().filter(|text| text.verdict == Verdict::Counts);
+            let sum = counted().filter_map(|text| text_hash(text.text.as_bytes())).fold(0, u64::wrapping_add);
+            let hash = traced.element.map(|element| element.hash);
+            prop_assert_eq!(hash, counted().next().map(|_| sum), "{:?}", traced);
+        }
+        if let Some(elements) = &reading.elements {
+            let counted: Vec<_> = seen.iter().filter_map(|traced| traced.element).collect();
+            prop_assert_eq!(&counted, elements);
+        }
+        let packed = read_traced(&to_packed(&body), Encoding::MessagePack, super::EVERYTHING).expect("valid");
+        prop_assert_eq!((&packed.0, packed.1.len()), (&reading, seen.len()));
+    }
+
+    #[test]
     fn json_and_messagepack_read_the_same(body in generate::body(), seed: u64) {
         prop_assert_eq!(packed(to_packed(&body)), json(render(&body, &mut Choices::new(seed))));
     }

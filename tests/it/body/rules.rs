@@ -2,8 +2,11 @@
 
 use rankpin::core::error::RouteError;
 use rankpin::core::session::configured::{BodyField, BodyFields};
+use rankpin::core::session::derived::Part;
 use rankpin::wire::Encoding;
-use rankpin::wire::body::{BodyError, MAX_ARGUMENTS_LEVELS, Reading, Wanted, read};
+use rankpin::wire::body::{
+    BodyError, MAX_ARGUMENTS_LEVELS, Reading, TracedPlace, Verdict, Wanted, Why, read, read_traced,
+};
 
 use super::{EVERYTHING, json, keys, packed, prefixes};
 
@@ -232,4 +235,48 @@ fn fields_beside_a_conversation_change_none_of_its_keys() {
         Some((BodyField::SessionId, "s")),
         "however deep others are"
     );
+}
+
+#[test]
+fn what_is_left_out_is_told_with_the_reason() {
+    let body = r#"{"input":[{"role":"x","content":"not looked at"}],
+        "messages":["no item",null,
+            {"role":"assistant","content":[
+                {"type":"thinking","thinking":"hm","extra":"inside"},
+                {"text":"said","annotations":[{"url":"u"}]},
+                {"content":"before its type","type":"reasoning"}
+            ],"id":"m1"},
+            [],
+            {"role":"tool","content":"x-anthropic-billing-header: 7","arguments":"{\"a\":\"deep\",\"id\":\"i\"}"},
+            {"type":"reasoning","summary":"nothing counts"}],
+        "system":"be brief"}"#;
+    let (_, seen) = read_traced(body.as_bytes(), Encoding::Json, EVERYTHING).expect("valid");
+    let told: Vec<_> = seen
+        .iter()
+        .map(|traced| {
+            let texts = traced.texts.iter().map(|text| match &text.verdict {
+                Verdict::Counts => format!("+{}={}", text.name, text.text),
+                Verdict::LeftOut(Why::Under(name)) => format!("-{}={} under {name}", text.name, text.text),
+                Verdict::LeftOut(Why::Reasoning(kind)) => format!("-{}={} in {kind}", text.name, text.text),
+                Verdict::LeftOut(Why::Billing) => format!("-{}=billing", text.name),
+            });
+            (traced.place, traced.element.map(|element| element.part), texts.collect::<Vec<_>>().join(" "))
+        })
+        .collect();
+    let expected = [
+        (TracedPlace::System, Some(Part::System), "+system=be brief"),
+        (
+            TracedPlace::Message(2),
+            Some(Part::AssistantItem),
+            "+role=assistant -type=thinking under type -thinking=hm in thinking -extra=inside in thinking +text=said \
+             -annotations=u under annotations -content=before its type in reasoning -type=reasoning under type \
+             -id=m1 under id",
+        ),
+        (TracedPlace::Message(4), Some(Part::Item), "+role=tool -content=billing +a=deep -id=i under id"),
+        (TracedPlace::Message(5), None, "-type=reasoning under type -summary=nothing counts in reasoning"),
+    ];
+    assert_eq!(told, expected.map(|(place, part, texts)| (place, part, texts.to_owned())));
+    let (_, seen) = read_traced(br#"{"input":"hi"}"#, Encoding::Json, EVERYTHING).expect("valid");
+    assert_eq!(seen.len(), 1);
+    assert_eq!((seen[0].place, seen[0].texts.len()), (TracedPlace::Input(0), 2));
 }
