@@ -14,7 +14,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::core::id::Namespace;
-use crate::core::mode::{AffinityMode, FrontendTrust, PolicyKind, Provision};
+use crate::core::mode::{AffinityMode, FrontendTrust, PolicyKind, Provision, RankChoice};
 use crate::core::session::configured::Sources as SessionSources;
 use crate::core::worker::WorkerSpec;
 use crate::telemetry::logging::LogFormat;
@@ -33,6 +33,8 @@ pub struct RouterConfig {
     pub namespace: Namespace,
     /// How a worker is chosen where no pin decides.
     pub policy: PolicyKind,
+    /// How a named session gets its rank.
+    pub rank_choice: RankChoice,
     /// How strongly a session holds to its placement.
     pub affinity: AffinityMode,
     /// What names a session besides the headers of the protocol.
@@ -149,6 +151,7 @@ pub fn resolve(flags: &Flags, environment: &dyn Fn(&str) -> Option<String>) -> R
         nats_url: nats_url(sources.get(&setting::NATS_URL))?,
         creds: sources.find(&setting::CREDS).map(|given| given.text.into()),
         policy: choice(&sources.get(&setting::POLICY), &PolicyKind::NAMED)?,
+        rank_choice: choice(&sources.get(&setting::RANK_CHOICE), &RankChoice::NAMED)?,
         affinity: choice(&sources.get(&setting::AFFINITY), &AffinityMode::NAMED)?,
         session: session::sources(&sources)?,
         pin_ttl: duration(&sources.get(&setting::PIN_TTL), PIN_TTL)?,
@@ -172,6 +175,16 @@ const UNTRUSTED: [(&str, FrontendTrust); 2] =
     [("false", FrontendTrust::Everywhere), ("true", FrontendTrust::TrustedSubjectOnly)];
 
 fn refuse_what_has_no_effect(sources: &Sources<'_>, config: &RouterConfig) -> Result<(), ConfigError> {
+    if let Some(given) = sources.find(&setting::RANK_CHOICE) {
+        let why = match (config.affinity, config.rank_choice) {
+            (AffinityMode::Soft, RankChoice::Hash) => Some("soft affinity gives no session a rank by its hash"),
+            (AffinityMode::Off, _) => Some("with affinity off no session is read"),
+            (AffinityMode::Hard, _) | (AffinityMode::Soft, RankChoice::LeastLoaded) => None,
+        };
+        if let Some(why) = why {
+            return Err(given.no_effect(&format!("{why}; leave one of the two out")));
+        }
+    }
     if let (AffinityMode::Off, Some(given)) = (config.affinity, sources.find(&setting::PIN_TTL)) {
         return Err(given.no_effect("with affinity off nothing is pinned; leave one of the two out"));
     }

@@ -65,8 +65,20 @@ pub(super) static CREDS: Setting =
     Setting { key: "creds", value: "FILE", default: None, also: &["NATS_CREDS"], help: "Credentials file for NATS" };
 pub(super) static NAMESPACE: Setting =
     Setting::new("namespace", "NAME", "rankpin", "First token of every subject, and prefix of the buckets");
-pub(super) static POLICY: Setting =
-    Setting::new("policy", "round-robin|random", "round-robin", "How a worker is chosen where no pin decides");
+pub(super) static POLICY: Setting = Setting::new(
+    "policy",
+    "NAME",
+    "round-robin",
+    "How a worker is chosen where no pin decides: round-robin, random, power-of-two (the less loaded of two by chance), \
+     least-loaded, device-aware-weighted (a kind of device by its workers' weights, in it the least loaded)",
+);
+pub(super) static RANK_CHOICE: Setting = Setting::new(
+    "rank_choice",
+    "hash|least-loaded",
+    "hash",
+    "How a named session gets its rank on the worker chosen for it: by the hash of the session (with soft affinity none: \
+     the engine chooses), or the least loaded one",
+);
 pub(super) static AFFINITY: Setting = Setting::new(
     "affinity",
     "hard|soft|off",
@@ -148,11 +160,12 @@ pub(super) static GROUP_SUBAGENTS: Setting = Setting::new(
 );
 
 /// All settings that may stand in the file, in the order of the help.
-pub static SETTINGS: [&Setting; 17] = [
+pub static SETTINGS: [&Setting; 18] = [
     &NATS_URL,
     &CREDS,
     &NAMESPACE,
     &POLICY,
+    &RANK_CHOICE,
     &AFFINITY,
     &SESSION_HEADERS,
     &SESSION_BODY_FIELDS,

@@ -30,6 +30,7 @@ fn defaults() {
         creds: None,
         namespace: Namespace::new("rankpin").expect("valid"),
         policy: PolicyKind::RoundRobin,
+        rank_choice: RankChoice::Hash,
         affinity: AffinityMode::Hard,
         session: SessionSources::default(),
         pin_ttl: Duration::from_secs(3600),
@@ -53,6 +54,7 @@ const EVERY_KEY: &str = r#"
     namespace = "eu-1"
     policy = "random"
     affinity = "soft"
+    rank_choice = "least-loaded"
     pin_ttl = "2h 30m"
     accept_timeout = "250ms"
     request_timeout = "5s"
@@ -130,7 +132,7 @@ fn values_that_are_not_allowed_are_named_with_place_and_what_is() {
     for (key, text, allowed) in [
         ("nats_url", " , ", "write the URL of a NATS server, nats://host:4222, several with commas between".to_owned()),
         ("namespace", "EU", "it holds 'E', allowed are a-z 0-9 _ -; allowed are 1 to 32 of a-z 0-9 _ -".to_owned()),
-        ("policy", "kv-aware", "allowed are round-robin, random".to_owned()),
+        ("policy", "kv-aware", "allowed are round-robin, random, power-of-two, least-loaded, device-aware-weighted".to_owned()),
         ("affinity", "Hard", "allowed are hard, soft, off".to_owned()),
         ("pin_ttl", "60", duration("1s to 30days")),
         ("pin_ttl", "999ms", duration("1s to 30days")),
@@ -229,6 +231,13 @@ fn settings_without_effect_are_refused() {
              leave one of the two out"
             .into())
     );
+    for (affinity, choice, why) in [
+        ("soft", "hash", "soft affinity gives no session a rank by its hash"),
+        ("off", "least-loaded", "with affinity off no session is read"),
+    ] {
+        let error = with(&[("affinity", affinity), ("rank_choice", choice)], &[], "").expect_err("no rank is chosen");
+        assert!(error.contains(&format!("rank_choice can have no effect: {why}")), "{error}");
+    }
     assert!(with(&[("affinity", "off")], &[], "").is_ok());
     assert_eq!(
         of_file("nats_url = 'nats://u:p@a'\ncreds = 'c'"),

@@ -13,7 +13,7 @@ use super::error::RouteError;
 use super::fleet::{Fleet, Worker, WorkerSlot};
 use super::hash;
 use super::id::{DpRank, Origin, Placement};
-use super::mode::{AffinityMode, PolicyKind};
+use super::mode::{AffinityMode, PolicyKind, RankChoice};
 use super::policy;
 
 mod siblings;
@@ -120,6 +120,8 @@ pub struct Rules {
     pub mode: AffinityMode,
     /// Who chooses among candidates.
     pub policy: PolicyKind,
+    /// How a named session gets its rank.
+    pub rank_choice: RankChoice,
 }
 
 /// Decides. `rng` breaks ties and serves the random policy; nothing is changed but the fleet's count of picks.
@@ -290,7 +292,10 @@ impl<'a> View<'a> {
 
     fn session_rank(&self, session: &super::session::Session, worker: &Worker) -> Option<DpRank> {
         match session.origin {
-            Origin::Named => Some(hash::hashed_rank(&session.id, worker.spec.ranks)),
+            Origin::Named => match self.rules.rank_choice {
+                RankChoice::Hash => Some(hash::hashed_rank(&session.id, worker.spec.ranks)),
+                RankChoice::LeastLoaded => self.least_loaded_rank(worker),
+            },
             Origin::Derived => self.least_loaded_rank(worker),
         }
     }
@@ -346,7 +351,7 @@ impl<'a> View<'a> {
         let chosen = if unreachable { self.rendezvous(&candidates) } else { None }
             .unwrap_or_else(|| policy::pick(self.rules.policy, &candidates, rng));
         Ok(Decision {
-            placement: chosen.placement.clone(),
+            placement: chosen.placement(),
             slot: chosen.slot,
             reason,
             cause,
@@ -355,7 +360,7 @@ impl<'a> View<'a> {
     }
 
     /// Every placement that is allowed and has not failed, with whether it is full.
-    fn candidates(&self, rank_on: impl Fn(&Worker) -> Option<Option<DpRank>>) -> Vec<(Candidate, bool)> {
+    fn candidates(&self, rank_on: impl Fn(&Worker) -> Option<Option<DpRank>>) -> Vec<(Candidate<'a>, bool)> {
         let mut all = Vec::new();
         for (slot, worker) in self.allowed() {
             let Some(rank) = rank_on(worker) else { continue };
@@ -363,9 +368,8 @@ impl<'a> View<'a> {
             if lost || self.ask.exclusion(&worker.spec.id, rank).is_some() {
                 continue;
             }
-            let placement = Placement { worker: worker.spec.id.clone(), rank };
-            let full = worker.is_full(rank, self.now);
-            all.push((Candidate { placement, slot, last_pick: worker.last_pick }, full));
+            let (load, turn) = (worker.load_now(self.now), self.fleet.turn_of(worker));
+            all.push((Candidate { slot, worker, rank, load, turn }, worker.is_full(rank, self.now)));
         }
         all
     }
@@ -380,15 +384,26 @@ impl<'a> View<'a> {
         }
         match (&self.ask.session, self.rules.mode) {
             (Some(session), AffinityMode::Hard) => self.session_rank(session, worker).map(Some),
+            (Some(_), AffinityMode::Soft) if self.gives_ranks() => self.least_loaded_rank(worker).map(Some),
             (Some(_), AffinityMode::Soft | AffinityMode::Off) | (None, _) => Some(None),
         }
     }
 
+    /// Whether a session gets a rank where nothing else says one. Soft affinity leaves that to the engine, unless ranks
+    /// are chosen by load.
+    fn gives_ranks(&self) -> bool {
+        let by_load = self.rules.rank_choice == RankChoice::LeastLoaded;
+        let mode = match self.rules.mode {
+            AffinityMode::Hard => true,
+            AffinityMode::Soft => by_load,
+            AffinityMode::Off => false,
+        };
+        mode && self.ask.session.is_some()
+    }
+
     /// The rank of a worker with the least load that is not lost and has not failed; ties in turn.
     fn least_loaded_rank(&self, worker: &Worker) -> Option<DpRank> {
-        let wants_rank =
-            self.ask.session.is_some() && self.rules.mode == AffinityMode::Hard && self.ask.rank_hint.is_none();
-        if !wants_rank || worker.spec.ranks.size() == 1 {
+        if !self.gives_ranks() || self.ask.rank_hint.is_some() || worker.spec.ranks.size() == 1 {
             return None;
         }
         worker
@@ -398,12 +413,12 @@ impl<'a> View<'a> {
             .filter(|&rank| {
                 !worker.is_marked(Some(rank), self.now) && self.ask.exclusion(&worker.spec.id, Some(rank)).is_none()
             })
-            .min_by_key(|&rank| (worker.load_of(rank, self.now), worker.turn_of(rank)))
+            .min_by_key(|&rank| (worker.load_now_of(rank, self.now), worker.turn_of(rank)))
     }
 
-    fn rendezvous<'c>(&self, candidates: &'c Candidates) -> Option<&'c Candidate> {
+    fn rendezvous<'c>(&self, candidates: &'c Candidates<'a>) -> Option<&'c Candidate<'a>> {
         let session = self.ask.session.as_ref()?;
-        candidates.as_slice().iter().max_by_key(|candidate| hash::rendezvous(&candidate.placement.worker, &session.id))
+        candidates.as_slice().iter().max_by_key(|candidate| hash::rendezvous(&candidate.worker.spec.id, &session.id))
     }
 
     fn explain(&self, moved: Option<Cause>, unreachable: bool) -> (Reason, Option<Cause>) {

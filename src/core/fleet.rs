@@ -28,6 +28,9 @@ pub const MAX_WORKERS: usize = 16_384;
 pub const MAX_KNOWN_MODELS: usize = 65_536;
 /// Most ranks of one worker that are marked lost at once; beyond, the oldest mark is dropped.
 const MAX_MARKS: usize = 64;
+/// Shortest and longest way from one turn of a worker to its next: weights beyond a million to one count as that.
+const MIN_STRIDE: f64 = 1e-3;
+const MAX_STRIDE: f64 = 1e3;
 
 /// A worker's place in the fleet. A new instance under the same name has another one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -53,8 +56,8 @@ impl WorkerSlot {
 pub struct Worker {
     /// What it declares.
     pub spec: WorkerSpec,
-    /// Number of the pick that last chose it; 0 where none has.
-    pub last_pick: u64,
+    /// When its next turn is.
+    turn: f64,
     /// The rank that was last picked on it.
     last_rank: Option<DpRank>,
     source: Source,
@@ -63,6 +66,9 @@ pub struct Worker {
     marks: Vec<Mark>,
     own: Vec<u32>,
     own_unranked: u32,
+    /// What this router had there, by rank and in all, when the worker last reported.
+    own_then: Vec<u32>,
+    own_total_then: u32,
     accepted: u32,
     refused_probes: u8,
     last_probe_refused: bool,
@@ -110,7 +116,8 @@ pub struct Fleet {
     by_id: HashMap<WorkerId, u32>,
     by_model: HashMap<Model, Vec<u32>>,
     known_models: HashMap<Model, Instant>,
-    picks: u64,
+    /// Whose turn it was last, in turns of the whole fleet.
+    turn: f64,
 }
 
 impl Fleet {
@@ -158,6 +165,7 @@ impl Fleet {
         if worker.spec.ranks != spec.ranks {
             // Counts stay with their ranks; those of ranks that went go along.
             worker.own = spec.ranks.iter().map(|rank| worker.own_on(rank)).collect();
+            worker.own_then.clone_from(&worker.own);
         }
         worker.spec = spec;
         self.list(index);
@@ -306,12 +314,17 @@ impl Fleet {
 
     /// Counts a pick, for policies that take turns, and for ranks that do.
     pub fn note_pick(&mut self, slot: WorkerSlot, rank: Option<DpRank>) {
-        self.picks += 1;
-        let picks = self.picks;
-        if let Some(worker) = self.get_mut(slot) {
-            worker.last_pick = picks;
-            worker.last_rank = rank.or(worker.last_rank);
-        }
+        let now = self.turn;
+        let Some(worker) = self.get_mut(slot) else { return };
+        let turn = worker.turn.max(now);
+        worker.turn = turn + (1.0 / worker.spec.weight).clamp(MIN_STRIDE, MAX_STRIDE);
+        worker.last_rank = rank.or(worker.last_rank);
+        self.turn = turn;
+    }
+
+    /// When a worker's turn is: never behind the last one, since who was away has nothing to catch up.
+    pub fn turn_of(&self, worker: &Worker) -> f64 {
+        worker.turn.max(self.turn)
     }
 
     fn remember_models(&mut self, spec: &WorkerSpec, now: Instant) {
@@ -328,7 +341,7 @@ impl Fleet {
         let id = spec.id.clone();
         let worker = Worker {
             spec,
-            last_pick: 0,
+            turn: 0.0,
             last_rank: None,
             source,
             registered: true,
@@ -336,6 +349,8 @@ impl Fleet {
             marks: Vec::new(),
             own: Vec::new(),
             own_unranked: 0,
+            own_then: Vec::new(),
+            own_total_then: 0,
             accepted: 0,
             refused_probes: 0,
             last_probe_refused: false,

@@ -14,10 +14,25 @@ pub enum AffinityMode {
 /// Which policy chooses among candidates.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PolicyKind {
-    /// The one that was chosen longest ago.
+    /// The one whose turn it is.
     RoundRobin,
-    /// Any, with equal chances.
+    /// Any, by its weight.
     Random,
+    /// The less loaded of two by chance.
+    PowerOfTwo,
+    /// The least loaded of all.
+    LeastLoaded,
+    /// A group of devices by its weight, and in it the least loaded.
+    DeviceAwareWeighted,
+}
+
+/// How a named session gets its rank on the worker that was chosen for it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RankChoice {
+    /// By the hash of the session: every router computes the same.
+    Hash,
+    /// The least loaded one; the pin makes the routers agree.
+    LeastLoaded,
 }
 
 /// Whether a router makes buckets and streams that are missing (protocol section 2).
@@ -45,7 +60,18 @@ impl AffinityMode {
 
 impl PolicyKind {
     /// Each policy with its name.
-    pub const NAMED: [(&'static str, Self); 2] = [("round-robin", Self::RoundRobin), ("random", Self::Random)];
+    pub const NAMED: [(&'static str, Self); 5] = [
+        ("round-robin", Self::RoundRobin),
+        ("random", Self::Random),
+        ("power-of-two", Self::PowerOfTwo),
+        ("least-loaded", Self::LeastLoaded),
+        ("device-aware-weighted", Self::DeviceAwareWeighted),
+    ];
+}
+
+impl RankChoice {
+    /// Each choice with its name.
+    pub const NAMED: [(&'static str, Self); 2] = [("hash", Self::Hash), ("least-loaded", Self::LeastLoaded)];
 }
 
 impl Provision {

@@ -139,7 +139,7 @@ pub struct Asking<'r> {
 impl Router {
     /// A router that knows nobody yet.
     pub fn new(config: RouterConfig, intake: Lane, dispatch: Lane, pins: PinStore, inbox: String) -> Self {
-        let rules = Rules { mode: config.affinity, policy: config.policy };
+        let rules = Rules { mode: config.affinity, policy: config.policy, rank_choice: config.rank_choice };
         let mut fleet = Fleet::default();
         let now = Instant::now();
         for worker in &config.workers {

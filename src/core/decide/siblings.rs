@@ -47,12 +47,13 @@ mod tests {
     use crate::core::ask::{Ask, Excluded, Failure};
     use crate::core::decide::{NoPlacement, Pin, PinStep, Rules, decide};
     use crate::core::fleet::Fleet;
-    use crate::core::mode::PolicyKind;
+    use crate::core::mode::{PolicyKind, RankChoice};
     use crate::core::session::Session;
     use crate::core::testing::{ask, at, derived, fleet, named, rng, slot, spec, start};
     use crate::core::worker::WorkerSpec;
 
-    const HARD: Rules = Rules { mode: AffinityMode::Hard, policy: PolicyKind::RoundRobin };
+    const HARD: Rules =
+        Rules { mode: AffinityMode::Hard, policy: PolicyKind::RoundRobin, rank_choice: RankChoice::Hash };
 
     fn child(session: Session, parent: &str) -> Ask {
         Ask { session: Some(session), group: Some(named(parent).id), ..ask() }

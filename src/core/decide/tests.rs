@@ -9,9 +9,9 @@ use crate::core::session::Session;
 use crate::core::testing::{ask, at, derived, fleet, named, rng, slot, spec, start};
 use crate::core::worker::WorkerState;
 
-const HARD: Rules = Rules { mode: AffinityMode::Hard, policy: PolicyKind::RoundRobin };
-const SOFT: Rules = Rules { mode: AffinityMode::Soft, policy: PolicyKind::RoundRobin };
-const OFF: Rules = Rules { mode: AffinityMode::Off, policy: PolicyKind::RoundRobin };
+const HARD: Rules = Rules { mode: AffinityMode::Hard, policy: PolicyKind::RoundRobin, rank_choice: RankChoice::Hash };
+const SOFT: Rules = Rules { mode: AffinityMode::Soft, policy: PolicyKind::RoundRobin, rank_choice: RankChoice::Hash };
+const OFF: Rules = Rules { mode: AffinityMode::Off, policy: PolicyKind::RoundRobin, rank_choice: RankChoice::Hash };
 
 /// Everything of a decision but the slot.
 type Told = (Placement, Reason, Option<Cause>, PinStep);
@@ -299,3 +299,21 @@ fn without_the_bucket_everybody_finds_the_same_worker() {
 }
 
 mod properties;
+
+#[test]
+fn a_named_session_gets_the_least_loaded_rank_where_that_is_chosen() {
+    let now = start();
+    let mut fleet = fleet([spec("a", 0, 4)], now);
+    let rules = Rules { rank_choice: RankChoice::LeastLoaded, ..HARD };
+    let mut ranks = Vec::new();
+    for n in 0..8 {
+        let ask = of(named(&format!("s{n}")));
+        let decision = decide(&ask, &mut fleet, Pin::None, rules, now, &mut rng()).expect("there is room");
+        fleet.begin(decision.slot, decision.placement.rank);
+        ranks.push(decision.placement.rank.expect("a rank").0);
+    }
+    assert_eq!(ranks, [0, 1, 2, 3, 0, 1, 2, 3]);
+    let pin = at("a", None);
+    let decision = decide(&of(named("s")), &mut fleet, Pin::At(&pin), rules, now, &mut rng()).expect("there is room");
+    assert_eq!((decision.placement.rank, decision.pin), (Some(DpRank(0)), PinStep::Complete));
+}

@@ -65,6 +65,8 @@ impl Fleet {
         report.ranks.sort_by_key(|load| load.rank);
         report.ranks.dedup_by_key(|load| load.rank);
         worker.last_sign = now;
+        worker.own_then.clone_from(&worker.own);
+        worker.own_total_then = worker.in_flight();
         worker.report = Some((report, now));
         true
     }
@@ -89,6 +91,29 @@ impl Worker {
             Some(report.ranks[at].inflight)
         });
         self.own_on(rank).max(reported.unwrap_or(0))
+    }
+
+    /// What a rank has in flight now, as far as can be known: what this router has there, and what others had when the
+    /// worker last reported. Several routers that choose by it don't all run for the same rank, and a burst is spread
+    /// before anything of it was reported.
+    pub fn load_now_of(&self, rank: DpRank, now: Instant) -> u32 {
+        let others = self.fresh_report(now).map_or(0, |report| {
+            let at = report.ranks.binary_search_by_key(&rank, |load| load.rank);
+            let reported = at.map_or(0, |at| report.ranks[at].inflight);
+            let index = self.spec.ranks.index_of(rank);
+            let own_then = index.and_then(|index| self.own_then.get(index)).copied().unwrap_or(0);
+            reported.saturating_sub(own_then)
+        });
+        self.own_on(rank).saturating_add(others)
+    }
+
+    /// What the whole worker has in flight now, by the same rule.
+    pub fn load_now(&self, now: Instant) -> u64 {
+        let others = self.fresh_report(now).map_or(0, |report| {
+            let reported: u64 = report.ranks.iter().map(|load| u64::from(load.inflight)).sum();
+            reported.saturating_sub(u64::from(self.own_total_then))
+        });
+        u64::from(self.in_flight()) + others
     }
 
     /// Load of the whole worker: the larger of own and reported in-flight, over all ranks and without one.

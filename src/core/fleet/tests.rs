@@ -296,3 +296,24 @@ proptest! {
         prop_assert!(fleet.to_probe().is_empty());
     }
 }
+
+#[test]
+fn what_others_had_when_a_worker_reported_counts_beside_what_is_ours_now() {
+    let now = start();
+    let mut fleet = fleet([spec("a", 0, 2)], now);
+    let a = slot(&fleet, "a");
+    let loads = |fleet: &Fleet, now| {
+        let worker = fleet.get(a).expect("it is there");
+        (worker.load_now_of(DpRank(0), now), worker.load_now_of(DpRank(1), now), worker.load_now(now))
+    };
+    fleet.begin(a, Some(DpRank(0)));
+    fleet.handle_report(report("a", "i", 1, &[(0, 3), (1, 2)]), now);
+    assert_eq!(loads(&fleet, now), (3, 2, 5), "one of the three is ours");
+    (0..4).for_each(|_| fleet.begin(a, Some(DpRank(1))));
+    assert_eq!(loads(&fleet, now), (3, 6, 9), "a burst counts before it was reported");
+    fleet.end(a, Some(DpRank(0)), false);
+    assert_eq!(loads(&fleet, now), (2, 6, 8));
+    fleet.handle_report(report("a", "i", 2, &[(0, 2), (1, 4)]), now);
+    assert_eq!(loads(&fleet, now), (2, 4, 6), "what was reported as ours is not counted twice");
+    assert_eq!(loads(&fleet, now + load::REPORT_COUNTS_FOR + MOMENT), (0, 4, 4), "an old report says nothing");
+}

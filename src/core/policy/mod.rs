@@ -1,19 +1,65 @@
-//! Policies: pure functions that choose among candidates.
+//! Policies: pure functions that choose among candidates. `docs/policies.md` says what each is good for.
 //!
 //! To add one: a file beside this one, a variant of [`PolicyKind`], a line in [`pick`].
 
+mod device;
+mod least_loaded;
+mod power_of_two;
 mod random;
 mod round_robin;
 
-use rand::Rng;
+use rand::{Rng, RngExt as _};
 
 use super::candidates::{Candidate, Candidates};
 use super::mode::PolicyKind;
 
 /// The policy's choice.
-pub fn pick<'c>(kind: PolicyKind, candidates: &'c Candidates, rng: &mut dyn Rng) -> &'c Candidate {
+pub fn pick<'c, 'f>(kind: PolicyKind, candidates: &'c Candidates<'f>, rng: &mut dyn Rng) -> &'c Candidate<'f> {
     match kind {
         PolicyKind::RoundRobin => round_robin::pick(candidates),
         PolicyKind::Random => random::pick(candidates, rng),
+        PolicyKind::PowerOfTwo => power_of_two::pick(candidates, rng),
+        PolicyKind::LeastLoaded => least_loaded::pick(candidates, rng),
+        PolicyKind::DeviceAwareWeighted => device::pick(candidates, rng),
     }
 }
+
+/// One of them by chance, each with a probability in proportion to its weight; `None` where there are none.
+fn by_weight<T: Copy>(all: impl Iterator<Item = T> + Clone, weight: impl Fn(T) -> f64, rng: &mut dyn Rng) -> Option<T> {
+    let total: f64 = all.clone().map(&weight).sum();
+    let mut left = rng.random::<f64>() * total;
+    let mut last = None;
+    for one in all {
+        last = Some(one);
+        left -= weight(one);
+        if left < 0.0 {
+            break;
+        }
+    }
+    // Rounding may leave a little over: then it is the last one's.
+    last
+}
+
+/// Of those that are least loaded, relative to what they can take, one by its weight.
+fn least_of<'c, 'f>(
+    candidates: &Candidates<'f>,
+    among: impl Iterator<Item = &'c Candidate<'f>> + Clone,
+    rng: &mut dyn Rng,
+) -> Option<&'c Candidate<'f>>
+where
+    'f: 'c,
+{
+    let load = |candidate: &Candidate<'f>| candidates.relative_load(candidate);
+    let least = among.clone().map(load).min_by(f64::total_cmp)?;
+    let tied = among.filter(|&candidate| load(candidate) <= least);
+    by_weight(tied, Candidate::weight_of, rng)
+}
+
+impl Candidate<'_> {
+    fn weight_of(this: &Self) -> f64 {
+        this.weight()
+    }
+}
+
+#[cfg(test)]
+mod tests;

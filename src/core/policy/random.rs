@@ -1,11 +1,11 @@
-//! Random: any candidate, with equal chances.
+//! Random: any candidate, with chances in proportion to the weights.
 
-use rand::{Rng, RngExt as _};
+use rand::Rng;
 
+use super::by_weight;
 use crate::core::candidates::{Candidate, Candidates};
 
 /// One of them.
-pub fn pick<'c>(candidates: &'c Candidates, rng: &mut dyn Rng) -> &'c Candidate {
-    let all = candidates.as_slice();
-    &all[rng.random_range(0..all.len())]
+pub fn pick<'c, 'f>(candidates: &'c Candidates<'f>, rng: &mut dyn Rng) -> &'c Candidate<'f> {
+    by_weight(candidates.as_slice().iter(), Candidate::weight_of, rng).expect("candidates are never empty")
 }

@@ -1,15 +1,17 @@
-//! Round robin: the candidate whose worker was chosen longest ago, ties by worker id.
+//! Round robin: the candidate whose turn it is, ties by worker id; a worker of weight 3 has three turns where one of
+//! weight 1 has one.
 //!
-//! A counter modulo the number of candidates favours some of them whenever one comes or goes; turns counted by the
-//! worker's last pick stay even through churn.
+//! A counter modulo the number of candidates favours some of them whenever one comes or goes. Each worker has a turn of
+//! its own instead, that moves on by 1 / weight with each pick (stride scheduling), and that never lies behind the turn
+//! of the last pick: who was away for a while, or is new, has nothing to catch up.
 
 use crate::core::candidates::{Candidate, Candidates};
 
 /// The one whose turn it is.
-pub fn pick(candidates: &Candidates) -> &Candidate {
+pub fn pick<'c, 'f>(candidates: &'c Candidates<'f>) -> &'c Candidate<'f> {
     candidates
         .as_slice()
         .iter()
-        .min_by(|a, b| a.last_pick.cmp(&b.last_pick).then_with(|| a.placement.worker.cmp(&b.placement.worker)))
+        .min_by(|a, b| a.turn.total_cmp(&b.turn).then_with(|| a.worker.spec.id.cmp(&b.worker.spec.id)))
         .expect("candidates are never empty")
 }

@@ -111,8 +111,10 @@ prop_compose! {
 
 fn some_rules() -> impl Strategy<Value = Rules> {
     let modes = [AffinityMode::Hard, AffinityMode::Soft, AffinityMode::Off];
-    let policies = [PolicyKind::RoundRobin, PolicyKind::Random];
-    (select(modes.to_vec()), select(policies.to_vec())).prop_map(|(mode, policy)| Rules { mode, policy })
+    let policies = PolicyKind::NAMED.map(|(_, policy)| policy);
+    let choices = RankChoice::NAMED.map(|(_, choice)| choice);
+    (select(modes.to_vec()), select(policies.to_vec()), select(choices.to_vec()))
+        .prop_map(|(mode, policy, rank_choice)| Rules { mode, policy, rank_choice })
 }
 
 fn join_all(workers: &[AnyWorker], now: Instant) -> Fleet {
