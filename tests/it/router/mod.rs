@@ -17,6 +17,7 @@ mod permissions;
 mod pins;
 mod placement;
 mod plain;
+mod policies;
 mod queue;
 mod soft;
 mod sources;
