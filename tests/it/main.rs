@@ -9,6 +9,7 @@ mod demo;
 mod golden;
 mod golden_bodies;
 mod link;
+mod replay;
 mod router;
 mod schemas;
 mod sim;

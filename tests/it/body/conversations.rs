@@ -1,46 +1,31 @@
 //! Recorded conversations of real clients: each turn continues an earlier one, by its text alone.
 
 use std::collections::HashSet;
-use std::path::PathBuf;
 
 use rankpin::core::id::Model;
 use serde_json::Value;
 
 use super::{json, packed};
-
-/// Where the recordings are, which are not a part of the project.
-fn recordings() -> PathBuf {
-    std::env::var_os("RANKPIN_CONVERSATIONS").map_or_else(
-        || PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../shared/data/conversations.jsonl"),
-        PathBuf::from,
-    )
-}
+use crate::support::conversations::Conversations;
 
 #[test]
 fn recorded_turns_continue_the_turns_before() {
-    let path = recordings();
-    let Ok(lines) = std::fs::read_to_string(&path) else {
-        eprintln!(
-            "skipped: no recorded conversations at {} (RANKPIN_CONVERSATIONS names another file)",
-            path.display()
-        );
-        return;
-    };
+    let conversations = Conversations::load();
     let (mut continued, mut chained, mut rewritten) = (0, Vec::new(), Vec::new());
-    for line in lines.lines() {
-        let conversation: Value = serde_json::from_str(line).expect("a conversation a line");
-        let bodies = conversation["turns"].as_array().expect("turns");
+    for conversation in &conversations.all {
         let mut pins = HashSet::new();
-        for (number, body) in bodies.iter().enumerate() {
-            let found = turn(body, &mut pins);
-            let Some(before) = number.checked_sub(1) else { continue };
-            let name = format!("{} turn {}", conversation["name"], number + 1);
+        let mut before: Option<Value> = None;
+        for number in 0..conversation.turns() {
+            let body: Value = serde_json::from_slice(conversation.body(number)).expect("JSON");
+            let found = turn(&body, &mut pins);
+            let Some(before) = before.replace(body.clone()) else { continue };
+            let name = format!("{} turn {}", conversation.name, number + 1);
             if found {
                 continued += 1;
             } else if body["previous_response_id"].is_string() {
                 chained.push(name);
             } else {
-                assert_ne!(body["system"], bodies[before]["system"], "{name} continues nothing");
+                assert_ne!(body["system"], before["system"], "{name} continues nothing");
                 rewritten.push(name);
             }
         }

@@ -171,6 +171,18 @@ pub fn placement(worker: &str, rank: Option<u64>) -> String {
     rank.map_or_else(|| worker.to_owned(), |rank| format!("{worker}/{rank}"))
 }
 
+/// The sum over one metric of a router's page, by name without the prefix `rankpin_router_`, over the series whose
+/// labels hold this text.
+pub fn metric_in(page: &str, name: &str, label: &str) -> f64 {
+    let names = [format!("rankpin_router_{name}"), format!("rankpin_router_{name}_total")];
+    let series = page.lines().filter_map(|line| line.rsplit_once(' '));
+    let wanted = series.filter(|(series, _)| {
+        let (bare, labels) = series.split_once('{').unwrap_or((series, ""));
+        names.iter().any(|name| name == bare) && labels.contains(label)
+    });
+    wanted.map(|(_, value)| value.parse::<f64>().expect("a number")).sum()
+}
+
 /// A router in a task of the test; it ends with this value.
 pub struct RouterTask {
     http: SocketAddr,
@@ -228,13 +240,7 @@ impl RouterTask {
     pub async fn metric_where(&self, name: &str, label: &str) -> f64 {
         let answer = http::get(self.http, "/metrics").await.expect("the router serves its metrics");
         let text = String::from_utf8(answer.body).expect("metrics are text");
-        let names = [format!("rankpin_router_{name}"), format!("rankpin_router_{name}_total")];
-        let series = text.lines().filter_map(|line| line.rsplit_once(' '));
-        let wanted = series.filter(|(series, _)| {
-            let (bare, labels) = series.split_once('{').unwrap_or((series, ""));
-            names.iter().any(|name| name == bare) && labels.contains(label)
-        });
-        wanted.map(|(_, value)| value.parse::<f64>().expect("a number")).sum()
+        metric_in(&text, name, label)
     }
 
     /// Waits until a metric has this value.

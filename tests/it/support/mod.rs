@@ -1,6 +1,7 @@
 //! What the tests share: servers, processes, and waiting without guessing how long.
 
 pub mod cluster;
+pub mod conversations;
 pub mod frontend;
 pub mod process;
 pub mod rankpin;

@@ -6,6 +6,7 @@ use std::process::Command;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
+use super::cluster::metric_in;
 use super::process::Process;
 use super::{NatsServer, PATIENCE, eventually};
 
@@ -41,6 +42,11 @@ impl RouterProcess {
         let log = eventually("the router is ready", PATIENCE, ready).await;
         let http = address_in(&log).expect("the log says where HTTP is served");
         Self { process, http }
+    }
+
+    /// The sum over one of its metrics, by name without the prefix `rankpin_router_`.
+    pub async fn metric(&self, name: &str) -> f64 {
+        metric_in(&self.get("/metrics").await.1, name, "")
     }
 
     /// Status and body of a GET.
