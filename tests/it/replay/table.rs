@@ -8,7 +8,16 @@ use crate::support::conversations::Conversation;
 /// Counts by client and API.
 #[derive(Debug, Default)]
 pub struct Tally {
-    rows: BTreeMap<(String, String, String), Row>,
+    rows: BTreeMap<Key, Row>,
+}
+
+/// Clients that were recorded themselves come first.
+#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Key {
+    from_a_suite: bool,
+    client: String,
+    api: String,
+    session: String,
 }
 
 #[derive(Debug, Default, Clone, Copy)]
@@ -25,7 +34,13 @@ impl Tally {
         let session =
             conversation.session(0).map_or_else(|| "its text".to_owned(), |(header, _)| format!("`{header}`"));
         let later = conversation.turns() - 1;
-        let row = self.rows.entry((conversation.client(), conversation.api.clone(), session)).or_default();
+        let key = Key {
+            from_a_suite: conversation.is_from_a_suite(),
+            client: conversation.client(),
+            api: conversation.api.clone(),
+            session,
+        };
+        let row = self.rows.entry(key).or_default();
         *row = row.and(Row {
             conversations: 1,
             later_turns: later,
@@ -57,8 +72,8 @@ impl fmt::Display for Tally {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "| client | API | session | conversations | later turns | continued | without its headers |")?;
         writeln!(f, "| --- | --- | --- | --- | --- | --- | --- |")?;
-        for ((client, api, session), row) in &self.rows {
-            writeln!(f, "| {client} | {api} | {session} {row}")?;
+        for (key, row) in &self.rows {
+            writeln!(f, "| {} | {} | {} {row}", key.client, key.api, key.session)?;
         }
         let all = self.rows.values().fold(Row::default(), |all, row| all.and(*row));
         write!(f, "| **all** | | {all}")

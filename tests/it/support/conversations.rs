@@ -99,6 +99,11 @@ impl Conversation {
         Some((found.0, found.1.to_owned()))
     }
 
+    /// Whether it was kept by a test suite, and not recorded from a client itself.
+    pub fn is_from_a_suite(&self) -> bool {
+        self.agent.is_none()
+    }
+
     /// The client that it was recorded from: what the recording says, or the test suite that its name begins with.
     pub fn client(&self) -> String {
         let version = self.client_version.as_deref().and_then(|version| version.split(' ').nth(1));
