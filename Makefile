@@ -1,6 +1,6 @@
 # What this project is worked on with; `make` alone lists it.
 .DEFAULT_GOAL := help
-.PHONY: help demo test bench fmt lint docs schemas
+.PHONY: help demo test bench fuzz fmt lint docs schemas
 
 help: ## List what can be made
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -16,6 +16,13 @@ bench: ## Measure what the router costs
 
 test: ## Run all tests, the integration tests against a real NATS server
 	RANKPIN_NATS_SERVER="$$(scripts/nats-server)" && export RANKPIN_NATS_SERVER && cargo test --locked
+
+TARGET ?= json_body
+SECONDS ?= 300
+
+fuzz: ## Fuzz one target for a while: make fuzz TARGET=packed_body SECONDS=300
+	mkdir -p fuzz/corpus/$(TARGET)
+	cargo fuzz run --sanitizer none $(TARGET) fuzz/corpus/$(TARGET) fuzz/seeds/$(TARGET) -- -max_total_time=$(SECONDS)
 
 fmt: ## Format the sources
 	cargo fmt

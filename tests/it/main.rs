@@ -6,6 +6,7 @@ mod body;
 mod cli;
 mod client;
 mod demo;
+mod fuzzing;
 mod golden;
 mod golden_bodies;
 mod link;

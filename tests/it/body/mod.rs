@@ -4,7 +4,6 @@ mod conversations;
 mod generate;
 mod hostile;
 mod properties;
-mod reference;
 mod rules;
 
 use rankpin::core::id::Model;

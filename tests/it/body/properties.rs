@@ -4,7 +4,8 @@ use proptest::prelude::*;
 use serde_json::Value;
 
 use super::generate::{self, Choices, conversation, render, turns};
-use super::{json, keys, model, packed, reference};
+use super::{json, keys, model, packed};
+use crate::fuzzing::checks::reference;
 
 fn to_packed(body: &Value) -> Vec<u8> {
     rmp_serde::to_vec(body).expect("MessagePack")
