@@ -1,6 +1,9 @@
 //! Bodies made to break a reader. That they return at all, without exhausting stack or memory, is most of the test.
 
+use serde_json::Value;
+
 use super::{json, keys, packed, prefixes};
+use crate::support::conversations::Conversations;
 
 const MANY: usize = 100_000;
 const LONG: usize = 10 << 20;
@@ -53,7 +56,7 @@ fn the_limit_is_128_levels_wherever_they_stand() {
     assert!(prefixes(body(127)).is_some());
     assert!(prefixes(body(128)).is_none());
     let body = |levels: usize| {
-        let value = (0..levels).fold(serde_json::Value::Null, |inside, _| serde_json::json!([inside]));
+        let value = (0..levels).fold(Value::Null, |inside, _| serde_json::json!([inside]));
         let body = serde_json::json!({"messages": [{"role": "user"}], "tools": value});
         packed(rmp_serde::to_vec(&body).expect("MessagePack")).expect("valid").elements
     };
@@ -117,4 +120,25 @@ fn text_that_looks_like_fields_is_text() {
     let reading = json(body).expect("valid");
     assert_eq!(reading.model.as_deref(), Some("m"));
     assert_eq!(reading.elements.expect("a session").len(), 1);
+}
+
+#[test]
+fn a_real_body_that_is_cut_off_anywhere_is_refused() {
+    let conversations = Conversations::load().all;
+    // One of each API, of moderate size: every cut reads the body once more.
+    for api in ["chat", "messages", "responses"] {
+        let of_api = conversations.iter().filter(|conversation| conversation.api == api);
+        let bodies = of_api.map(|conversation| conversation.body(conversation.turns() - 1));
+        let body = bodies.filter(|body| body.len() < 8_000).max_by_key(|body| body.len());
+        let body = body.unwrap_or_else(|| panic!("no small body of {api}"));
+        let tree: Value = serde_json::from_slice(body).expect("JSON");
+        let as_packed = rmp_serde::to_vec(&tree).expect("MessagePack");
+        assert_eq!(json(body), packed(&as_packed));
+        for end in 0..body.len() {
+            assert!(json(&body[..end]).is_err(), "{api} cut off at {end}");
+        }
+        for end in 0..as_packed.len() {
+            assert!(packed(&as_packed[..end]).is_err(), "{api} cut off at {end}");
+        }
+    }
 }

@@ -10,6 +10,7 @@ mod errors;
 mod failover;
 mod hints;
 mod hostile;
+mod hostile_bodies;
 mod leave;
 mod lost;
 mod outage;
