@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use tempfile::TempDir;
 
-use super::load::{Aim, Generator, Watched};
+use super::bodies::Turn;
+use super::load::{Aim, Generator, SessionFrom, Watched};
 use super::{Accepts, BenchError, Options, Way};
 use crate::core::id::{DpRank, Model, Namespace, WorkerId};
 use crate::local::{self, LocalError, NatsServer, Process};
@@ -90,7 +91,7 @@ impl Cluster {
 
     /// Waits until a request is answered on every way.
     pub async fn wait_until_ready(&mut self, generator: &Generator) -> Result<(), BenchError> {
-        for way in Way::ALL {
+        for way in Way::OF_NAMED {
             let aim = self.aim(way, 1);
             let mut processes = vec![&mut self.forwarder];
             let Some(own) = &mut self.own else {
@@ -118,8 +119,15 @@ impl Cluster {
         match way {
             Way::Direct => to_worker(subjects.rank(&self.target.worker, self.target.rank)),
             Way::Forwarded => to_worker(self.forwarded.clone()),
-            Way::Routed => Aim::Router { subject: subjects.request(&self.target.model), sessions },
+            Way::Routed => self.routed(sessions, SessionFrom::Header, Turn::Late),
+            Way::Derived => self.routed(sessions, SessionFrom::Text, Turn::Late),
         }
+    }
+
+    /// Where requests go that the router takes.
+    pub fn routed(&self, sessions: u64, session: SessionFrom, turn: Turn) -> Aim {
+        let subject = Subjects::new(self.target.namespace.clone()).request(&self.target.model);
+        Aim::Router { subject, sessions, session, turn }
     }
 
     /// The processes that a request on a way passes, as far as we know them.
@@ -132,7 +140,7 @@ impl Cluster {
         match way {
             Way::Direct => {}
             Way::Forwarded => all.push(Watched { name: "forwarder", id: self.forwarder.id() }),
-            Way::Routed => {
+            Way::Routed | Way::Derived => {
                 all.extend(self.own.as_ref().map(|own| Watched { name: "router", id: own.router.id() }));
             }
         }

@@ -3,10 +3,10 @@
 
 use std::time::{Duration, Instant};
 
-use bytes::Bytes;
 use futures_util::{Stream, StreamExt as _};
 use hdrhistogram::Histogram;
 
+use super::bodies::{Bodies, Turn};
 use super::{BenchError, Way};
 use crate::core::id::DpRank;
 use crate::local::cpu;
@@ -21,6 +21,8 @@ const SILENCE_LOOK: Duration = Duration::from_millis(50);
 const PROBE_PATIENCE: Duration = Duration::from_millis(500);
 /// Failures in a row after which a run is given up: nothing works, and sending on would only spin.
 const MAX_FAILURES_IN_A_ROW: u64 = 1000;
+/// How the router's decision begins where the session was pinned (protocol section 6).
+const PINNED: &str = "pinned";
 /// Longest latency that is told apart, in µs.
 const MAX_LATENCY_US: u64 = 60_000_000;
 /// When the requests to a worker without a router are to be accepted by, from now: the measurement is long over then.
@@ -33,7 +35,16 @@ pub(super) enum Aim {
     /// NATS reply subject, so there are no events.
     Worker { subject: String, worker: String, rank: DpRank },
     /// To the router, with a NATS reply subject, in one of so many sessions.
-    Router { subject: String, sessions: u64 },
+    Router { subject: String, sessions: u64, session: SessionFrom, turn: Turn },
+}
+
+/// How the router knows the session.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum SessionFrom {
+    /// A header names it.
+    Header,
+    /// Nothing names it: the body is read.
+    Text,
 }
 
 /// How long a run is.
@@ -57,6 +68,8 @@ pub(super) struct Watched {
 pub(super) struct Sample {
     /// Requests answered in the measured time.
     pub answered: u64,
+    /// Of these, how many the router sent where their session was pinned.
+    pub pinned: u64,
     /// The measured time.
     pub took: Duration,
     /// Latencies, in µs.
@@ -85,17 +98,17 @@ impl Sample {
 #[derive(Debug)]
 pub(super) struct Generator {
     link: Link,
-    body: Bytes,
+    bodies: Bodies,
     accept_by: String,
 }
 
 impl Generator {
-    /// Connects; bodies have `size` bytes, or as few more as a request of the engine's API needs.
-    pub async fn connect(options: LinkOptions, size: usize) -> Result<Self, BenchError> {
+    /// Connects.
+    pub async fn connect(options: LinkOptions, bodies: Bodies) -> Result<Self, BenchError> {
         let link = Link::open(options).await?;
         let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
         let accept_by = (now + ACCEPT_WITHIN).as_millis().to_string();
-        Ok(Self { link, body: body(size), accept_by })
+        Ok(Self { link, bodies, accept_by })
     }
 
     /// Whether one request is answered.
@@ -136,14 +149,6 @@ impl Generator {
     }
 }
 
-/// A request of the chat API, padded.
-fn body(size: usize) -> Bytes {
-    const HEAD: &str = r#"{"model":"bench","messages":[{"role":"user","content":""#;
-    const TAIL: &str = r#""}]}"#;
-    let padding = size.saturating_sub(HEAD.len() + TAIL.len());
-    format!("{HEAD}{}{TAIL}", "x".repeat(padding)).into()
-}
-
 /// One run.
 struct Run<'g> {
     generator: &'g Generator,
@@ -165,6 +170,7 @@ struct Run<'g> {
     cpu: Vec<(&'static str, Duration)>,
     latencies: Histogram<u64>,
     answered: u64,
+    pinned: u64,
     failed: u64,
     failed_in_a_row: u64,
     problem: Option<String>,
@@ -196,6 +202,7 @@ impl<'g> Run<'g> {
             cpu: Vec::new(),
             latencies: Histogram::new_with_max(MAX_LATENCY_US, 3).expect("three digits of a minute fit"),
             answered: 0,
+            pinned: 0,
             failed: 0,
             failed_in_a_row: 0,
             problem: None,
@@ -261,6 +268,10 @@ impl<'g> Run<'g> {
         self.failed_in_a_row = 0;
         if self.counting_since.is_some() && self.ended.is_none() {
             self.answered += 1;
+            if let Aim::Router { .. } = self.aim {
+                let decision = message.headers.find(header::DECISION).unwrap_or_default();
+                self.pinned += u64::from(decision.starts_with(PINNED));
+            }
             let micros = u64::try_from((now - sent).as_micros()).unwrap_or(MAX_LATENCY_US);
             self.latencies.saturating_record(micros);
         }
@@ -305,7 +316,7 @@ impl<'g> Run<'g> {
         let mut headers = Headers::new();
         headers.set(header::REQUEST_ID, &format!("{}-{serial}", self.id));
         let inbox = format!("{}{slot}", self.inbox);
-        let (subject, reply) = match self.aim {
+        let (subject, reply, body) = match self.aim {
             Aim::Worker { subject, worker, rank } => {
                 headers.set(header::REPLY_TO, &inbox);
                 headers.set(header::WORKER, worker);
@@ -313,15 +324,19 @@ impl<'g> Run<'g> {
                 headers.set(header::ACCEPT_BY, &self.generator.accept_by);
                 headers.set(header::ATTEMPT, "1");
                 headers.set(header::DECISION, "unpinned");
-                (subject, None)
+                (subject, None, self.generator.bodies.of(serial, Turn::Late))
             }
-            Aim::Router { subject, sessions } => {
-                headers.set(header::SESSION_ID, &format!("bench-{}", serial % sessions));
-                (subject, Some(inbox.into()))
+            Aim::Router { subject, sessions, session, turn } => {
+                let number = serial % sessions;
+                match session {
+                    SessionFrom::Header => headers.set(header::SESSION_ID, &format!("bench-{number}")),
+                    SessionFrom::Text => {}
+                }
+                (subject, Some(inbox.into()), self.generator.bodies.of(number, *turn))
             }
         };
         self.sent[slot] = Instant::now();
-        let publish = self.generator.link.publish(subject.clone(), reply, headers, self.generator.body.clone());
+        let publish = self.generator.link.publish(subject.clone(), reply, headers, body);
         publish.await.map_err(|_| BenchError::ConnectionLost)
     }
 
@@ -332,6 +347,7 @@ impl<'g> Run<'g> {
         };
         Sample {
             answered: self.answered,
+            pinned: self.pinned,
             took,
             latencies: self.latencies,
             cpu: self.cpu,
@@ -351,16 +367,4 @@ fn problem_of(message: &Inbound) -> Option<String> {
     let word = message.headers.find(header::SERVICE_ERROR).unwrap_or_default();
     let words = crate::wire::reply::error_message(&message.payload).unwrap_or_default();
     Some(format!("{code} {word} {words}").trim_end().to_owned())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn bodies_have_the_size_asked_for_and_are_requests() {
-        assert_eq!(body(1024).len(), 1024);
-        let least: serde_json::Value = serde_json::from_slice(&body(0)).expect("JSON");
-        assert_eq!(least["model"], "bench");
-    }
 }

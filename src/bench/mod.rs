@@ -1,6 +1,7 @@
 //! Measures what the router costs: the same request straight to a worker, through a null forwarder, and through the
 //! router, in turns within one run, because machines are noisy.
 
+mod bodies;
 mod cluster;
 mod forwarder;
 mod load;
@@ -12,8 +13,9 @@ pub use cluster::Running;
 pub use forwarder::forward;
 pub use report::{Figures, Level, Report};
 
+use self::bodies::{Bodies, Turn};
 use self::cluster::Cluster;
-use self::load::{Extent, Generator, Sample};
+use self::load::{Extent, Generator, Sample, SessionFrom};
 use crate::local::LocalError;
 use crate::nats::ConnectError;
 
@@ -31,6 +33,8 @@ pub struct Options {
     pub payload: usize,
     /// Pinned sessions, used in turn.
     pub sessions: u64,
+    /// What names the sessions.
+    pub sessions_from: SessionsFrom,
     /// Time before each measurement.
     pub warmup: Duration,
     /// Time of each measurement.
@@ -52,6 +56,15 @@ pub enum Accepts {
     No,
 }
 
+/// What tells the router the session of a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum SessionsFrom {
+    /// A header. Bodies are padded to their size: nobody reads them.
+    Header,
+    /// A header, and in turns with it the text alone of the same bodies. Each session has a conversation of its own.
+    Both,
+}
+
 /// The way of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Way {
@@ -59,13 +72,25 @@ pub enum Way {
     Direct,
     /// Through a queue-group subscriber that publishes the same message again.
     Forwarded,
-    /// Through the router, with pinned sessions.
+    /// Through the router, with pinned sessions that a header names.
     Routed,
+    /// Through the router, with pinned sessions that only the text tells.
+    Derived,
 }
 
 impl Way {
-    /// All of them, in the order in which they are measured.
-    pub const ALL: [Self; 3] = [Self::Direct, Self::Forwarded, Self::Routed];
+    /// Those of bodies that nobody reads, in the order in which they are measured.
+    const OF_NAMED: [Self; 3] = [Self::Direct, Self::Forwarded, Self::Routed];
+    /// All of them.
+    const ALL: [Self; 4] = [Self::Direct, Self::Forwarded, Self::Routed, Self::Derived];
+
+    /// The ways that are measured.
+    pub fn measured(sessions: SessionsFrom) -> &'static [Self] {
+        match sessions {
+            SessionsFrom::Header => &Self::OF_NAMED,
+            SessionsFrom::Both => &Self::ALL,
+        }
+    }
 
     /// Its name in tables.
     pub fn name(self) -> &'static str {
@@ -73,6 +98,7 @@ impl Way {
             Self::Direct => "direct",
             Self::Forwarded => "null forwarder",
             Self::Routed => "router",
+            Self::Derived => "router by text",
         }
     }
 }
@@ -97,6 +123,18 @@ pub enum BenchError {
         /// How, for the first one.
         problem: String,
     },
+    /// The conversations would take too much memory.
+    #[error(
+        "{sessions} conversations of {size} bytes are more than {max} bytes; take fewer sessions, or smaller bodies"
+    )]
+    TooLarge {
+        /// How many.
+        sessions: u64,
+        /// The size of each.
+        size: usize,
+        /// The limit for all.
+        max: u64,
+    },
     /// A cluster that runs does not answer.
     #[error("no answer ({}) within {} s; does the worker run, does it serve the model, and is it an echo?", .way.name(), .after.as_secs())]
     NoAnswer {
@@ -110,18 +148,21 @@ pub enum BenchError {
 /// Measures. `tell` hears what is being done, for people who wait.
 pub async fn run(options: &Options, mut tell: impl FnMut(&str)) -> Result<Report, BenchError> {
     tell("starting");
+    let bodies = match options.sessions_from {
+        SessionsFrom::Header => Bodies::padded(options.payload),
+        SessionsFrom::Both => Bodies::conversations(options.sessions, options.payload)?,
+    };
     let mut cluster = Cluster::start(options).await?;
-    let generator = Generator::connect(cluster.link_options(), options.payload).await?;
+    let generator = Generator::connect(cluster.link_options(), bodies).await?;
     cluster.wait_until_ready(&generator).await?;
     tell("pinning the sessions");
-    let routed = cluster.aim(Way::Routed, options.sessions);
-    generator.run(&routed, CALM_IN_FLIGHT, Extent::Requests(options.sessions), &[]).await?.whole(Way::Routed)?;
+    pin(&cluster, &generator, options).await?;
 
     let mut levels = Vec::new();
     for &in_flight in &options.in_flight {
         let mut samples: Vec<(Way, Sample)> = Vec::new();
         for round in 1..=options.rounds {
-            for way in Way::ALL {
+            for &way in Way::measured(options.sessions_from) {
                 tell(&format!("{in_flight} in flight, round {round} of {}: {}", options.rounds, way.name()));
                 let aim = cluster.aim(way, options.sessions);
                 let extent = Extent::Time { warmup: options.warmup, duration: options.duration };
@@ -129,11 +170,25 @@ pub async fn run(options: &Options, mut tell: impl FnMut(&str)) -> Result<Report
                 samples.push((way, sample));
             }
         }
-        levels.push(Level::of(in_flight, &samples));
+        levels.push(Level::of(in_flight, Way::measured(options.sessions_from), &samples));
     }
     tell("counting messages");
     let messages_per_request = count_messages(&cluster, &generator, options).await?;
     Ok(Report { options: options.clone(), levels, messages_per_request })
+}
+
+/// Sends what pins the sessions: of a named one any request; of one from the text its first two turns, so that what is
+/// measured then is a late turn, which finds the pins of its first messages.
+async fn pin(cluster: &Cluster, generator: &Generator, options: &Options) -> Result<(), BenchError> {
+    let mut turns = vec![(Way::Routed, SessionFrom::Header, Turn::Late)];
+    if options.sessions_from == SessionsFrom::Both {
+        turns.extend([Turn::First, Turn::Second].map(|turn| (Way::Derived, SessionFrom::Text, turn)));
+    }
+    for (way, session, turn) in turns {
+        let aim = cluster.routed(options.sessions, session, turn);
+        generator.run(&aim, CALM_IN_FLIGHT, Extent::Requests(options.sessions), &[]).await?.whole(way)?;
+    }
+    Ok(())
 }
 
 /// Messages that the server takes in per pinned request through the router; `None` where it does not tell.

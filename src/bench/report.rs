@@ -5,7 +5,7 @@ use comfy_table::{CellAlignment, Table};
 use serde_json::{Value, json};
 
 use super::load::Sample;
-use super::{Accepts, Options, Way};
+use super::{Accepts, Options, SessionsFrom, Way};
 
 /// Processes in the order of the table's columns; forwarder and router share one.
 const CPU_COLUMNS: [&[&str]; 4] = [&["server"], &["worker"], &["forwarder", "router"], &["generator"]];
@@ -34,6 +34,8 @@ pub struct Level {
     pub router_of_direct: f64,
     /// Throughput through the null forwarder, as a share of the direct one.
     pub forwarder_of_direct: f64,
+    /// Throughput with sessions from the text, as a share of that with named ones, where both were measured.
+    pub text_of_named: Option<f64>,
 }
 
 /// Medians of one way.
@@ -51,6 +53,8 @@ pub struct Figures {
     pub p999_us: f64,
     /// CPU time per request and process, in µs; only processes of which the system tells it.
     pub cpu_us: Vec<(&'static str, f64)>,
+    /// Share of the answers whose session the router found pinned; only of requests that a router took.
+    pub pinned: Option<f64>,
     /// Requests that ended in an error, in all rounds.
     pub failed: u64,
     /// Requests that were not answered, in all rounds.
@@ -60,17 +64,18 @@ pub struct Figures {
 }
 
 impl Level {
-    /// From the samples of all rounds, each way as often as the others.
-    pub(super) fn of(in_flight: usize, samples: &[(Way, Sample)]) -> Self {
+    /// From the samples of all rounds, each of these ways as often as the others.
+    pub(super) fn of(in_flight: usize, ways: &[Way], samples: &[(Way, Sample)]) -> Self {
         let of = |way| samples.iter().filter(move |sample| sample.0 == way).map(|sample| &sample.1);
         // Ways are compared within a round, which a noisy moment hits alike, and not across.
         let ratio = |upper, lower| median(of(upper).zip(of(lower)).map(|(u, l)| per_second(u) / per_second(l)));
         Self {
             in_flight,
-            figures: Way::ALL.map(|way| Figures::of(way, &of(way).collect::<Vec<_>>())).into(),
+            figures: ways.iter().map(|&way| Figures::of(way, &of(way).collect::<Vec<_>>())).collect(),
             router_of_forwarder: ratio(Way::Routed, Way::Forwarded),
             router_of_direct: ratio(Way::Routed, Way::Direct),
             forwarder_of_direct: ratio(Way::Forwarded, Way::Direct),
+            text_of_named: ways.contains(&Way::Derived).then(|| ratio(Way::Derived, Way::Routed)),
         }
     }
 }
@@ -87,6 +92,8 @@ impl Figures {
             });
             (name, median(of_process))
         });
+        let answered: u64 = samples.iter().map(|s| s.answered).sum();
+        let pinned = || count(samples.iter().map(|s| s.pinned).sum()) / count(answered);
         Self {
             way,
             per_second: median(samples.iter().map(|s| per_second(s))),
@@ -94,6 +101,10 @@ impl Figures {
             p99_us: quantile(0.99),
             p999_us: quantile(0.999),
             cpu_us: cpu_us.collect(),
+            pinned: match way {
+                Way::Direct | Way::Forwarded => None,
+                Way::Routed | Way::Derived => Some(pinned()),
+            },
             failed: samples.iter().map(|s| s.failed).sum(),
             lost: samples.iter().map(|s| s.lost).sum(),
             problem: samples.iter().find_map(|s| s.problem.clone()),
@@ -167,6 +178,7 @@ impl Report {
                 level.in_flight, level.router_of_forwarder, level.router_of_direct, level.forwarder_of_direct
             ));
         }
+        text.push_str(&self.about_text());
         if let Some(messages) = self.messages_per_request {
             let which = match self.options.accepts {
                 Accepts::Yes => "request, dispatch, accepted, reply, finished",
@@ -177,11 +189,30 @@ impl Report {
         text
     }
 
+    /// What sessions from the text cost against named ones, where that was measured.
+    fn about_text(&self) -> String {
+        let mut text = String::new();
+        for level in &self.levels {
+            let Some(ratio) = level.text_of_named else { continue };
+            let found = level.figures.iter().find(|figures| figures.way == Way::Derived);
+            let pinned = 100.0 * found.and_then(|figures| figures.pinned).unwrap_or_default();
+            text.push_str(&format!(
+                "{} in flight: router by text {ratio:.2} of router; {pinned:.1} % of its answers continued a session\n",
+                level.in_flight
+            ));
+        }
+        text
+    }
+
     /// For programs.
     pub fn json(&self) -> Value {
         json!({
             "payload_bytes": self.options.payload,
             "sessions": self.options.sessions,
+            "sessions_from": match self.options.sessions_from {
+                SessionsFrom::Header => "header",
+                SessionsFrom::Both => "both",
+            },
             "rounds": self.options.rounds,
             "duration_s": self.options.duration.as_secs_f64(),
             "accepts": matches!(self.options.accepts, Accepts::Yes),
@@ -216,6 +247,7 @@ fn level_json(level: &Level) -> Value {
                 "p99_us": figures.p99_us,
                 "p999_us": figures.p999_us,
                 "cpu_us_per_request": cpu,
+                "pinned_share": figures.pinned,
                 "failed": figures.failed,
                 "lost": figures.lost,
             });
@@ -228,6 +260,7 @@ fn level_json(level: &Level) -> Value {
         "router_of_null_forwarder": level.router_of_forwarder,
         "router_of_direct": level.router_of_direct,
         "null_forwarder_of_direct": level.forwarder_of_direct,
+        "router_by_text_of_router": level.text_of_named,
     })
 }
 
@@ -243,7 +276,8 @@ mod tests {
         let mut latencies = Histogram::new_with_max(1000, 3).expect("valid");
         latencies.record(answered).expect("in range");
         let cpu = vec![("server", Duration::from_millis(answered))];
-        Sample { answered, took: Duration::from_secs(1), latencies, cpu, failed: 0, lost: 0, problem: None }
+        let took = Duration::from_secs(1);
+        Sample { answered, pinned: answered / 2, took, latencies, cpu, failed: 0, lost: 0, problem: None }
     }
 
     #[test]
@@ -256,11 +290,21 @@ mod tests {
                 (Way::Routed, sample(routed)),
             ]);
         }
-        let level = Level::of(64, &samples);
+        let level = Level::of(64, Way::measured(SessionsFrom::Header), &samples);
         assert_eq!(level.figures.iter().map(|f| f.per_second).collect::<Vec<_>>(), [200.0, 100.0, 50.0]);
         assert_eq!(level.router_of_forwarder, 0.5);
         assert_eq!(level.forwarder_of_direct, 0.5);
         assert_eq!(level.figures[0].cpu_us, [("server", 1000.0)]);
         assert_eq!(level.figures[2].p50_us, 50.0);
+        assert_eq!((level.figures[0].pinned, level.text_of_named), (None, None));
+    }
+
+    #[test]
+    fn sessions_from_the_text_are_compared_with_named_ones() {
+        let ways = Way::measured(SessionsFrom::Both);
+        let samples: Vec<_> = ways.iter().zip([400, 300, 200, 150]).map(|(way, n)| (*way, sample(n))).collect();
+        let level = Level::of(64, ways, &samples);
+        assert_eq!(level.text_of_named, Some(0.75));
+        assert_eq!(level.figures[3].pinned, Some(0.5));
     }
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 use indicatif::{ProgressBar, ProgressStyle};
 
-use crate::bench::{self, Accepts, Options, Running};
+use crate::bench::{self, Accepts, Options, Running, SessionsFrom};
 use crate::core::id::{DpRank, Model, Namespace, WorkerId};
 use crate::nats::LinkOptions;
 
@@ -27,6 +27,9 @@ use crate::nats::LinkOptions;
 ///   router: generator → router → worker → generator, sessions pinned. Request, dispatch and reply,
 ///     and the worker's events accepted and finished to the router: 5 messages, 4 with --accept no.
 ///
+///   router by text (with --sessions-from both): the same, without the header that names the session.
+///     The router reads the body and finds the pins of the conversation's first messages.
+///
 /// With --nats-url it measures a cluster that runs, and starts only the null forwarder.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = EXAMPLES, verbatim_doc_comment)]
@@ -42,6 +45,11 @@ pub struct Args {
     /// Pinned sessions, used in turn
     #[arg(long, value_name = "N", default_value_t = 1000, value_parser = clap::value_parser!(u64).range(1..))]
     sessions: u64,
+
+    /// What tells the router the session: a header; or both, a header and, in turns with it, the text alone. With both,
+    /// each session has a conversation of its own, and every request is a late turn of one
+    #[arg(long, value_enum, value_name = "WHAT", default_value = "header")]
+    sessions_from: SessionsFrom,
 
     /// Time of each measurement
     #[arg(long, value_name = "TIME", default_value = "5s", value_parser = humantime::parse_duration)]
@@ -92,6 +100,7 @@ const EXAMPLES: &str = "\
 Examples:
   rankpin bench
   rankpin bench --in-flight 64 --duration 2s --accept no --json
+  rankpin bench --sessions-from both --payload 65536
   rankpin bench --nats-url nats://127.0.0.1:4222 --model m --worker w1 --rank 4
 
 Build with --release before you believe a number.";
@@ -137,6 +146,7 @@ impl Args {
             in_flight: self.in_flight,
             payload: self.payload,
             sessions: self.sessions,
+            sessions_from: self.sessions_from,
             warmup: self.warmup,
             duration: self.duration,
             rounds: self.rounds,

@@ -126,3 +126,24 @@ async fn a_pinned_request_costs_five_messages_and_four_without_accepted() {
         nothing_is_left(&dir);
     }
 }
+
+#[tokio::test]
+async fn sessions_from_the_text_are_measured_beside_named_ones() {
+    let dir = directory();
+    let args = "bench --json --sessions-from both --payload 8192 --in-flight 4 --duration 200ms --warmup 0s --rounds 1 \
+                --sessions 20";
+    let args: Vec<&str> = args.split_whitespace().collect();
+    let mut bench = Process::start("bench", rankpin(&args, &dir), dir.path());
+    let status = bench.wait(LONG).await;
+    let log = bench.log();
+    assert!(status.success(), "{log}");
+    let result: serde_json::Value = serde_json::from_str(&log).expect("only JSON is printed");
+    let level = &result["levels"][0];
+    assert!(level["router_by_text_of_router"].as_f64().is_some_and(|ratio| ratio > 0.0), "{level}");
+    for way in ["router", "router_by_text"] {
+        let way = &level["ways"][way];
+        assert_eq!((way["failed"].as_u64(), way["lost"].as_u64()), (Some(0), Some(0)), "{way}");
+        assert_eq!(way["pinned_share"].as_f64(), Some(1.0), "every request continues its session: {way}");
+    }
+    nothing_is_left(&dir);
+}
