@@ -1,6 +1,7 @@
 //! Bodies: JSON and MessagePack say the same, and the keys are those of a naive implementation.
 
 use rankpin::core::id::Model;
+use rankpin::core::session::configured::{BodyField, BodyFields};
 use rankpin::wire::Encoding;
 use rankpin::wire::body::{BodyError, MAX_ARGUMENTS_LEVELS, Reading, Wanted, read};
 use serde::de::IgnoredAny;
@@ -8,14 +9,16 @@ use serde_json::Value;
 
 use super::reference;
 
-const EVERYTHING: Wanted = Wanted { model: true, elements: true };
+fn everything() -> Wanted {
+    Wanted { model: true, elements: true, fields: BodyField::NAMED.into_iter().map(|(_, field)| field).collect() }
+}
 
 fn json(body: &[u8]) -> Result<Reading, BodyError> {
-    read(body, Encoding::Json, EVERYTHING)
+    read(body, Encoding::Json, everything())
 }
 
 fn packed(body: &[u8]) -> Result<Reading, BodyError> {
-    read(body, Encoding::MessagePack, EVERYTHING)
+    read(body, Encoding::MessagePack, everything())
 }
 
 /// A body in JSON: what is accepted is JSON, MessagePack of it reads the same, and so does JSON written by others.
@@ -76,7 +79,7 @@ fn same(one: &Result<Reading, BodyError>, other: &Result<Reading, BodyError>) {
 /// What is wanted changes what is told, and not what is refused.
 fn same_whatever_is_wanted(data: &[u8], encoding: Encoding, all: &Result<Reading, BodyError>) {
     for (model, elements) in [(true, false), (false, true), (false, false)] {
-        let some = read(data, encoding, Wanted { model, elements });
+        let some = read(data, encoding, Wanted { model, elements, fields: BodyFields::NONE });
         assert_eq!(some.as_ref().err(), all.as_ref().err());
         if let (Ok(some), Ok(all)) = (some, all) {
             assert_eq!(some.model, all.model.clone().filter(|_| model));

@@ -3,18 +3,20 @@
 
 mod body;
 mod control;
+mod frames;
 mod head;
 pub mod reference;
 
 use body::{json_body, packed_body};
 use control::{event, load, pin, registration};
+use frames::frames;
 use head::{headers, subject};
 
 /// Takes any bytes, and panics where a rule is broken.
 pub type Check = fn(&[u8]);
 
 /// Every check by the name of its target, which is that of the directory of its seeds too.
-pub const ALL: [(&str, Check); 8] = [
+pub const ALL: [(&str, Check); 9] = [
     ("json_body", json_body),
     ("packed_body", packed_body),
     ("headers", headers),
@@ -23,6 +25,7 @@ pub const ALL: [(&str, Check); 8] = [
     ("pin", pin),
     ("event", event),
     ("subject", subject),
+    ("frames", frames),
 ];
 
 /// Runs the check of a target.

@@ -234,7 +234,7 @@ mod tests {
     use crate::wire::body::{Wanted, read};
 
     fn prefixes(body: &Bytes) -> Prefixes {
-        let reading = read(body, Encoding::Json, Wanted { model: false, elements: true }).expect("valid");
+        let reading = read(body, Encoding::Json, Wanted { elements: true, ..Wanted::default() }).expect("valid");
         reading.prefixes(&Model::new("bench").expect("valid")).expect("it has messages")
     }
 

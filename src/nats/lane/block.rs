@@ -159,6 +159,11 @@ impl Lines {
         self.0.len() + "\r\n".len()
     }
 
+    /// The whole block, as it stands on the wire.
+    pub fn block(&self) -> String {
+        format!("{}\r\n", self.0)
+    }
+
     /// The block without its last, empty line.
     pub(super) fn text(&self) -> &str {
         &self.0
@@ -217,7 +222,7 @@ mod tests {
         lines.push_number("Rankpin-Seq", 7);
         let (block, _) = Block::read(b"NATS/1.0\r\nKeep: 1\r\nDrop: 2\r\nkeep:3\r\n\r\n").expect("sound");
         lines.extend(block, |name| name.eq_ignore_ascii_case("keep"));
-        let text = format!("{}\r\n", lines.text());
+        let text = lines.block();
         assert_eq!(text.len(), lines.wire_len());
         let expected =
             [("Rankpin-Decision", "a  Rankpin-Final: true"), ("Rankpin-Seq", "7"), ("Keep", "1"), ("keep", "3")];

@@ -30,7 +30,7 @@ impl Pins {
         if let Some((_, session)) = named {
             return !self.named.insert(session);
         }
-        let wanted = Wanted { model: false, elements: true };
+        let wanted = Wanted { elements: true, ..Wanted::default() };
         let reading = read(conversation.body(turn), Encoding::Json, wanted).expect("a recorded body is valid");
         reading.prefixes(&conversation.model(turn)).is_some_and(|prefixes| self.derived(&prefixes))
     }

@@ -84,7 +84,7 @@ async fn extension_types_are_passed_over() {
     // The same message with an extension of each form in it, and without.
     let message = |more: &[u8]| {
         let body = [&b"\x81\xa8messages\x91\x83\xa4role\xa4user\xa1c\xa1x\xa1e"[..], more].concat();
-        let wanted = Wanted { model: false, elements: true };
+        let wanted = Wanted { elements: true, ..Wanted::default() };
         let reading = read(&body, Encoding::MessagePack, wanted).expect("valid");
         (body, reading)
     };
