@@ -22,6 +22,7 @@ pub mod client;
 pub mod config;
 pub mod core;
 pub mod demo;
+pub mod explain;
 pub mod local;
 pub mod nats;
 pub mod router;

@@ -2,6 +2,7 @@
 
 mod bench;
 mod demo;
+mod explain;
 mod router;
 mod schema;
 mod signals;
@@ -36,6 +37,7 @@ enum Command {
     Router(router::Args),
     Schema(schema::Args),
     Demo(demo::Args),
+    Explain(Box<explain::Args>),
     Bench(bench::Args),
     #[command(hide = true)]
     BenchForwarder(bench::ForwarderArgs),
@@ -62,6 +64,10 @@ impl Cli {
             Command::Demo(args) => {
                 logging::init_quietly(self.log_format.unwrap_or_default())?;
                 demo::run(args).await
+            }
+            Command::Explain(args) => {
+                logging::init_quietly(self.log_format.unwrap_or_default())?;
+                explain::run(*args).await
             }
             Command::Schema(args) => {
                 logging::init(self.log_format.unwrap_or_default())?;

@@ -17,6 +17,7 @@ use super::mode::{AffinityMode, PolicyKind, RankChoice};
 use super::policy;
 
 mod siblings;
+pub mod survey;
 
 /// Where a request goes, and why.
 #[derive(Debug, Clone, PartialEq, Eq)]

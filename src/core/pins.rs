@@ -110,6 +110,13 @@ impl Mirror {
         self.entries.get(&key).filter(|entry| now.saturating_duration_since(entry.stored) < self.ttl)
     }
 
+    /// The pin that a request continues: the first of these keys, deepest first, that is pinned and not shared by several
+    /// conversations (protocol section 4).
+    pub fn continued(&self, keys: &[PinKey], now: Instant) -> Option<(PinKey, &Pin)> {
+        let pin_at = |key: PinKey| Some((key, self.get(key, now)?.pin.as_ref()?));
+        keys.iter().find_map(|&key| pin_at(key).filter(|(_, pin)| !pin.shared))
+    }
+
     /// The revision that a compare-and-set of this key has to expect; 0 where nothing stands there.
     pub fn revision(&self, key: PinKey, now: Instant) -> u64 {
         self.get(key, now).map_or(0, |entry| entry.revision)

@@ -402,7 +402,7 @@ impl Request {
 
 fn read(key: PinKey, value: &[u8]) -> Option<Pin> {
     match PinValue::parse(key, value) {
-        Ok(read) => Some(Pin { placement: read.placement, origin: read.origin, root: read.root, shared: read.shared }),
+        Ok(read) => Some(read.into()),
         Err(problem) => {
             tracing::debug!(%key, problem, "a pin can't be read and will be replaced");
             None

@@ -345,11 +345,10 @@ impl State {
 /// The pin that a request continues: of a derived session the deepest strict prefix that is pinned and not shared
 /// (protocol section 4).
 pub fn find_pin<'m>(mirror: &'m Mirror, keys: &Keys, now: Instant) -> Option<(PinKey, &'m crate::core::pins::Pin)> {
-    let pin_at = |key: PinKey| Some((key, mirror.get(key, now)?.pin.as_ref()?));
     match keys {
         Keys::None => None,
-        Keys::Named(key) => pin_at(*key),
-        Keys::Derived(prefixes) => prefixes.iter().find_map(|&key| pin_at(key).filter(|(_, pin)| !pin.shared)),
+        Keys::Named(key) => Some((*key, mirror.get(*key, now)?.pin.as_ref()?)),
+        Keys::Derived(prefixes) => mirror.continued(prefixes, now),
     }
 }
 

@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::core::hash::PinKey;
 use crate::core::id::{DpRank, Model, Origin, Placement, SessionId, Tenant, WorkerId};
+use crate::core::pins::Pin;
 
 /// Largest value of a pin that is read, in bytes. Session, model and tenant are at most 256 each, six times as much
 /// where every character is escaped.
@@ -66,6 +67,12 @@ pub struct ReadPin {
     pub root: Option<Box<str>>,
     /// Whether several conversations begin so.
     pub shared: bool,
+}
+
+impl From<ReadPin> for Pin {
+    fn from(read: ReadPin) -> Self {
+        Self { placement: read.placement, origin: read.origin, root: read.root, shared: read.shared }
+    }
 }
 
 impl PinValue {

@@ -6,6 +6,7 @@ mod body;
 mod cli;
 mod client;
 mod demo;
+mod explain;
 mod fuzzing;
 mod golden;
 mod golden_bodies;

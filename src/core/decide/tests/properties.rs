@@ -7,6 +7,7 @@ use proptest::prelude::*;
 use proptest::sample::select;
 
 use super::*;
+use crate::core::decide::survey::{Standing, survey};
 use crate::core::testing::{model, worker_id};
 
 const IDS: [&str; 5] = ["a", "b", "c", "d", "e"];
@@ -124,6 +125,27 @@ fn join_all(workers: &[AnyWorker], now: Instant) -> Fleet {
 }
 
 proptest! {
+    #[test]
+    fn a_survey_says_what_a_decision_finds(
+        workers in some_workers(),
+        ask in some_ask(),
+        rules in some_rules(),
+    ) {
+        let now = start();
+        let mut fleet = join_all(&workers, now);
+        let seen = survey(&ask, &fleet, rules, now);
+        prop_assert_eq!(seen.len(), fleet.iter().count());
+        let open = |at: &Placement| seen.iter().any(|one| one.standing == Standing::Open && one.placement == *at);
+        let any = |standing| seen.iter().any(|one| one.standing == standing);
+        match decide(&ask, &mut fleet, Pin::None, rules, now, &mut rng()) {
+            // A group has a rank of its own.
+            Ok(_) if ask.group.is_some() => {}
+            Ok(decision) => prop_assert!(open(&decision.placement), "{:?} of {:?}", decision, seen),
+            Err(NoPlacement::Wait(_)) => prop_assert!(!any(Standing::Open) && any(Standing::Full), "{:?}", seen),
+            Err(NoPlacement::Exhausted | NoPlacement::Refused(_)) => prop_assert!(!any(Standing::Open), "{:?}", seen),
+        }
+    }
+
     #[test]
     fn a_chosen_placement_is_always_allowed(
         workers in some_workers(),

@@ -1,0 +1,111 @@
+//! How every worker stands to a request, and why those that can't have it can't: what [`super::decide`] chooses from,
+//! for whoever wants to understand a choice.
+
+use std::time::Instant;
+
+use super::{Rules, View, declares_hint, in_pool, is_hinted_worker};
+use crate::core::ask::Ask;
+use crate::core::fleet::{Fleet, Worker};
+use crate::core::id::Placement;
+use crate::core::worker::WorkerState;
+
+/// A worker, as a request sees it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Surveyed {
+    /// Where the request would be on it; without a rank where it has none there, or can't be there.
+    pub placement: Placement,
+    /// How it stands to the request.
+    pub standing: Standing,
+}
+
+/// How a worker stands to a request. The first that is true counts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Standing {
+    /// It doesn't serve the model.
+    OtherModel,
+    /// It takes no new sessions.
+    Draining,
+    /// It is not registered any more, or nobody listened there a moment ago.
+    NotReady,
+    /// It is in another pool than the wanted one.
+    OutsidePool,
+    /// Another worker is wanted.
+    NotHinted,
+    /// It doesn't declare the wanted rank.
+    RankNotDeclared,
+    /// The rank is lost for the moment.
+    RankLost,
+    /// It has failed this request already.
+    Failed,
+    /// There is no room.
+    Full,
+    /// It may have the request.
+    Open,
+}
+
+/// Every worker of the fleet as a new placement of this request, by name.
+pub fn survey(ask: &Ask, fleet: &Fleet, rules: Rules, now: Instant) -> Vec<Surveyed> {
+    let view = View { ask, fleet, rules, now };
+    // Where the rank that would be the session's is lost everywhere, the least loaded one is taken instead.
+    let elsewhere = view.candidates(|worker| view.own_rank(worker)).is_empty();
+    let mut all: Vec<_> = fleet.iter().map(|(_, worker)| view.stand(worker, elsewhere)).collect();
+    all.sort_by(|a, b| a.placement.worker.cmp(&b.placement.worker));
+    all
+}
+
+impl View<'_> {
+    fn stand(&self, worker: &Worker, elsewhere: bool) -> Surveyed {
+        let least_loaded = || self.least_loaded_rank(worker).map(Some);
+        let rank = if elsewhere { least_loaded().or_else(|| self.own_rank(worker)) } else { self.own_rank(worker) };
+        let placement = Placement { worker: worker.spec.id.clone(), rank: rank.flatten() };
+        let standing = self.standing(worker, &placement);
+        Surveyed { placement, standing }
+    }
+
+    fn standing(&self, worker: &Worker, at: &Placement) -> Standing {
+        let ask = self.ask;
+        if worker.spec.models.binary_search(&ask.model).is_err() {
+            return Standing::OtherModel;
+        }
+        if worker.spec.state == WorkerState::Draining {
+            return Standing::Draining;
+        }
+        if self.fleet.eligible_worker(&at.worker, &ask.model, self.now).is_none() {
+            return Standing::NotReady;
+        }
+        if !in_pool(ask, worker) {
+            return Standing::OutsidePool;
+        }
+        if !is_hinted_worker(ask, worker) {
+            return Standing::NotHinted;
+        }
+        if !declares_hint(ask, worker) {
+            return Standing::RankNotDeclared;
+        }
+        if at.rank.is_some_and(|rank| worker.is_marked(Some(rank), self.now)) {
+            return Standing::RankLost;
+        }
+        if ask.exclusion(&at.worker, at.rank).is_some() {
+            return Standing::Failed;
+        }
+        if worker.is_full(at.rank, self.now) { Standing::Full } else { Standing::Open }
+    }
+}
+
+impl Standing {
+    /// In words, after "it …".
+    pub fn words(self) -> &'static str {
+        match self {
+            Self::OtherModel => "does not serve the model",
+            Self::Draining => "is draining: it takes no new sessions, and those pinned to it move",
+            Self::NotReady => "is not registered any more, or nobody listened there a moment ago",
+            Self::OutsidePool => "is outside the pool asked for",
+            Self::NotHinted => "is not the worker asked for",
+            Self::RankNotDeclared => "does not declare the rank asked for",
+            Self::RankLost => "has lost this rank for the moment",
+            Self::Failed => "has failed this request already",
+            Self::Full => "has no room (max_inflight)",
+            Self::Open => "may have it",
+        }
+    }
+}

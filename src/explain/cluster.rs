@@ -1,0 +1,323 @@
+//! The same request as the routers of a cluster see it now: the pin it would follow, and where it would go. Nothing is
+//! written.
+
+use std::time::{Duration, Instant, SystemTime};
+
+use rand::SeedableRng as _;
+use serde::Serialize;
+
+use super::show;
+use super::turn::Turn;
+use crate::config::RouterConfig;
+use crate::core::ask::Ask;
+use crate::core::decide::survey::{Standing, survey};
+use crate::core::decide::{Decision, NoPlacement, Pin, PinStep, Reason, Rules, WaitFor, decide};
+use crate::core::fleet::Fleet;
+use crate::core::hash::PinKey;
+use crate::core::id::Origin;
+use crate::core::mode::{AffinityMode, PolicyKind};
+use crate::core::pins::Mirror;
+use crate::nats::bucket::{Bucket, Unreachable, Watched};
+use crate::nats::{ConnectError, Link, LinkOptions, Subscriptions};
+use crate::wire::load::LoadReport;
+use crate::wire::pin::PinValue;
+use crate::wire::registration::Registration;
+use crate::wire::subject::Subjects;
+use crate::wire::{Encoding, header};
+
+/// How long load reports are listened for: every worker sends one a second.
+const LOAD_WAIT: Duration = Duration::from_millis(1200);
+/// How long the server may take to tell all registrations.
+const WATCH_WAIT: Duration = Duration::from_secs(5);
+/// Most prefixes that are read from the bucket, the deepest first: each costs a round trip.
+const MAX_READ: usize = 4096;
+
+/// What a cluster makes of a request.
+#[derive(Debug, Serialize)]
+pub struct Cluster {
+    /// What stands under the keys that the request may follow, the one that counts most first; keys without anything are
+    /// left out.
+    pub found: Vec<Found>,
+    /// How many keys were looked up.
+    pub looked_up: usize,
+    /// Which of what was found it follows, as an index.
+    pub follows: Option<usize>,
+    /// Every worker, by name, as a new placement.
+    pub workers: Vec<Candidate>,
+    /// Where it would go.
+    pub placement: Option<String>,
+    /// `Rankpin-Decision` of that, or the error that its frontend would get.
+    pub decision: String,
+    /// The same in a sentence.
+    pub because: String,
+    /// What else is worth knowing.
+    pub notes: Vec<String>,
+}
+
+/// A pin that was found.
+#[derive(Debug, Serialize)]
+pub struct Found {
+    /// What the key stands for.
+    pub of: String,
+    /// Its key in the bucket.
+    pub key: String,
+    /// Its revision.
+    pub revision: u64,
+    /// Seconds since it was stored or used.
+    pub age_s: u64,
+    /// Where it points; `None` where it was deleted, is another session's, or can't be read.
+    pub placement: Option<String>,
+    /// Of a derived pin, the session id of the first turn.
+    pub root: Option<String>,
+    /// Whether several conversations begin so, and it is passed over.
+    pub shared: bool,
+}
+
+/// A worker as a new placement.
+#[derive(Debug, Serialize)]
+pub struct Candidate {
+    /// The worker, and the rank that the request would have there.
+    pub placement: String,
+    /// Whether it may have the request.
+    pub open: bool,
+    /// How it stands to the request, in words.
+    pub standing: &'static str,
+    /// Requests in flight by its last report, where one came.
+    pub inflight: Option<u64>,
+}
+
+/// Why nothing can be told of a cluster.
+#[derive(Debug, thiserror::Error)]
+pub enum ClusterError {
+    /// There is no connection.
+    #[error(transparent)]
+    Connect(#[from] ConnectError),
+    /// A bucket can't be read.
+    #[error("the bucket {bucket} can't be read: {problem}; has a router of this namespace ever run there?")]
+    Bucket {
+        /// Its name.
+        bucket: String,
+        /// What the server says.
+        problem: String,
+    },
+}
+
+/// Looks a request up in the cluster that the configuration names.
+pub async fn look(turn: &Turn, config: &RouterConfig) -> Result<Cluster, ClusterError> {
+    let subjects = Subjects::new(config.namespace.clone());
+    let mut options = LinkOptions::new(&config.nats_url, "rankpin-explain");
+    options.creds.clone_from(&config.creds);
+    let link = Link::open(options).await?;
+    let listening = Instant::now();
+    let loads = Subscriptions::open(&link, &[(subjects.loads(), None)]).await;
+    let mut notes = Vec::new();
+    let mut fleet = Fleet::default();
+    for worker in &config.workers {
+        fleet.configure(worker.clone(), Instant::now());
+    }
+    let workers = Bucket::new(link.clone(), &subjects.workers_bucket());
+    read_workers(&workers, &mut fleet, &mut notes).await.map_err(|e| unreadable(&workers, e))?;
+    let pins = Bucket::new(link, &subjects.pins_bucket());
+    let (mirror, keys, found) = read_pins(&pins, turn, &mut notes).await.map_err(|e| unreadable(&pins, e))?;
+    match loads {
+        Ok(loads) => hear_loads(loads, listening + LOAD_WAIT, &mut fleet).await,
+        Err(problem) => notes.push(format!("the workers' load is unknown: {problem}")),
+    }
+    Ok(judge(turn, config, &mut fleet, &mirror, (keys, found), notes))
+}
+
+fn unreadable(bucket: &Bucket, error: Unreachable) -> ClusterError {
+    ClusterError::Bucket { bucket: bucket.name().to_owned(), problem: error.0 }
+}
+
+async fn read_workers(bucket: &Bucket, fleet: &mut Fleet, notes: &mut Vec<String>) -> Result<(), Unreachable> {
+    if bucket.info().await?.messages == 0 {
+        return Ok(());
+    }
+    let mut watch = bucket.watch(None).await?;
+    let all = async {
+        while let Watched::Change(change) = watch.next().await {
+            if let Some(value) = &change.stored.value {
+                match Registration::parse(&change.key, value) {
+                    Ok(spec) => {
+                        fleet.handle_registration(spec, age(change.stored.created), Instant::now());
+                    }
+                    Err(problem) => notes.push(format!("the registration of {:?} is refused: {problem}", change.key)),
+                }
+            }
+            if change.pending == 0 {
+                return true;
+            }
+        }
+        false
+    };
+    if !tokio::time::timeout(WATCH_WAIT, all).await.unwrap_or(false) {
+        notes.push("not all registrations could be read".into());
+    }
+    Ok(())
+}
+
+async fn read_pins(
+    bucket: &Bucket,
+    turn: &Turn,
+    notes: &mut Vec<String>,
+) -> Result<(Mirror, Vec<PinKey>, Vec<Found>), Unreachable> {
+    let info = bucket.info().await?;
+    let ttl = if info.max_age.is_zero() { Duration::MAX } else { info.max_age };
+    let (mut mirror, mut found) = (Mirror::new(ttl), Vec::new());
+    let mut keys = Vec::new();
+    for (depth, session) in turn.identity.lookups().enumerate() {
+        if depth == MAX_READ {
+            notes.push(format!("only the {MAX_READ} deepest prefixes were looked up"));
+            break;
+        }
+        let key = PinKey::new(&turn.head.tenant, &turn.identity.model, &session);
+        keys.push(key);
+        let Some(stored) = bucket.read_leader(&key.to_string()).await? else { continue };
+        let pin = stored.value.as_deref().map(|value| PinValue::parse(key, value));
+        if let Some(Err(problem)) = &pin {
+            notes.push(format!("what stands under {key} is no pin of this session, and would be replaced: {problem}"));
+        }
+        let pin: Option<crate::core::pins::Pin> = pin.and_then(Result::ok).map(Into::into);
+        let age = age(stored.created);
+        found.push(Found {
+            of: of(turn, depth),
+            key: key.to_string(),
+            revision: stored.revision,
+            age_s: age.as_secs(),
+            placement: pin.as_ref().map(|pin| pin.placement.to_string()),
+            root: pin.as_ref().and_then(|pin| pin.root.as_deref()).map(str::to_owned),
+            shared: pin.as_ref().is_some_and(|pin| pin.shared),
+        });
+        let now = Instant::now();
+        mirror.handle_value(key, stored.revision, pin, now.checked_sub(age).unwrap_or(now));
+    }
+    Ok((mirror, keys, found))
+}
+
+/// What the key at this place among the lookups stands for.
+fn of(turn: &Turn, depth: usize) -> String {
+    match &turn.identity.prefixes {
+        Some(prefixes) => {
+            let index = prefixes.strict().len() - 1 - depth;
+            turn.keys.get(index).map_or_else(String::new, |key| format!("the prefix up to {}", key.item))
+        }
+        None => format!("the session {}", show::session(turn.session.as_deref().unwrap_or_default())),
+    }
+}
+
+async fn hear_loads(mut loads: Subscriptions, until: Instant, fleet: &mut Fleet) {
+    while let Ok(Some((_, message))) = tokio::time::timeout_at(until.into(), loads.next()).await {
+        let encoding = Encoding::of(header::find(message.headers.iter(), header::CONTENT_TYPE));
+        if let Ok(report) = LoadReport::parse(encoding, &message.payload) {
+            fleet.handle_report(report, Instant::now());
+        }
+    }
+}
+
+fn age(created: SystemTime) -> Duration {
+    SystemTime::now().duration_since(created).unwrap_or_default()
+}
+
+fn judge(
+    turn: &Turn,
+    config: &RouterConfig,
+    fleet: &mut Fleet,
+    mirror: &Mirror,
+    (keys, found): (Vec<PinKey>, Vec<Found>),
+    mut notes: Vec<String>,
+) -> Cluster {
+    let now = Instant::now();
+    let ask = Ask {
+        model: turn.identity.model.clone(),
+        tenant: turn.head.tenant.clone(),
+        session: turn.identity.session.clone(),
+        group: turn.identity.group.clone(),
+        worker_hint: turn.head.worker_hint.as_deref().map(Into::into),
+        rank_hint: turn.head.rank_hint.clone(),
+        pool: turn.head.pool.as_deref().map(Into::into),
+        excluded: Vec::new(),
+    };
+    let rules = Rules { mode: config.affinity, policy: config.policy };
+    let workers = survey(&ask, fleet, rules, now);
+    let pinned = mirror.continued(&keys, now);
+    let follows = pinned.and_then(|(key, _)| found.iter().position(|one| one.key == key.to_string()));
+    let pin = pinned.map_or(Pin::None, |(_, pin)| Pin::At(&pin.placement));
+    // The order of turns and random choices are each router's own; any seed shows one of them.
+    let decided = decide(&ask, fleet, pin, rules, now, &mut rand::rngs::StdRng::seed_from_u64(0));
+    let open = workers.iter().filter(|one| one.standing == Standing::Open).count();
+    if let Ok(decision) = &decided
+        && decision.reason != Reason::Pinned
+        && open > 1
+        && decision.cause != Some(crate::core::decide::Cause::Siblings)
+    {
+        notes.push(turns(config.policy, open));
+    }
+    let candidate = |one: crate::core::decide::survey::Surveyed| Candidate {
+        inflight: fleet
+            .find(one.placement.worker.as_str())
+            .and_then(|(_, worker)| worker.fresh_report(now).is_some().then(|| worker.load(now))),
+        placement: one.placement.to_string(),
+        open: one.standing == Standing::Open,
+        standing: one.standing.words(),
+    };
+    Cluster {
+        looked_up: keys.len(),
+        follows,
+        workers: workers.into_iter().map(candidate).collect(),
+        placement: decided.as_ref().ok().map(|decision| decision.placement.to_string()),
+        decision: match &decided {
+            Ok(decision) => decision.header(),
+            Err(NoPlacement::Refused(error)) => format!("{} {}", error.status(), error.code()),
+            Err(NoPlacement::Wait(_)) => "waits".into(),
+            Err(NoPlacement::Exhausted) => "503 no_worker".into(),
+        },
+        because: because(&ask, &decided, rules.mode),
+        found,
+        notes,
+    }
+}
+
+fn turns(policy: PolicyKind, open: usize) -> String {
+    match policy {
+        PolicyKind::RoundRobin => format!(
+            "{open} workers may have it, and each router takes them in turn: whose turn it is only that router knows"
+        ),
+        PolicyKind::Random => format!("{open} workers may have it, with equal chances"),
+    }
+}
+
+fn because(ask: &Ask, decided: &Result<Decision, NoPlacement>, mode: AffinityMode) -> String {
+    let decision = match decided {
+        Ok(decision) => decision,
+        Err(NoPlacement::Refused(error)) => return error.to_string(),
+        Err(NoPlacement::Wait(WaitFor::Placement(at))) => {
+            return format!("it is pinned to {at}, which has no room: it waits within its timeout, and is never moved");
+        }
+        Err(NoPlacement::Wait(WaitFor::Any)) => return "nobody has room: it waits within its timeout".into(),
+        Err(NoPlacement::Exhausted) => return "no worker that may have it is left".into(),
+    };
+    let why = match decision.reason {
+        Reason::Pinned => "it follows its pin",
+        Reason::Placed => "its session is new",
+        Reason::Repinned => "where it was pinned it can't stay, and its pin moves along",
+        Reason::Hinted => "its headers ask for a worker or rank",
+        Reason::Unpinned => "it has no session, so nothing is pinned",
+    };
+    let rank = match (decision.placement.rank, ask.session.as_ref().map(|session| session.origin), decision.reason) {
+        (None, Some(_), _) if mode == AffinityMode::Hard => "; the worker has one rank, so that none is named",
+        (None, ..) => "; the engine chooses the rank",
+        (Some(_), Some(Origin::Named), Reason::Placed | Reason::Repinned) => "; the rank is a hash of the session id",
+        (Some(_), Some(Origin::Derived), Reason::Placed | Reason::Repinned) => {
+            "; the rank is the worker's least loaded"
+        }
+        (Some(_), ..) => "",
+    };
+    let pin = match decision.pin {
+        PinStep::None | PinStep::Keep => "",
+        PinStep::Claim => "; it is pinned there before it is sent",
+        PinStep::Complete => "; the pin gets its rank before it is sent",
+        PinStep::AfterAccept => "; it is pinned after the worker has accepted",
+    };
+    format!("{why}{rank}{pin}")
+}
