@@ -81,7 +81,9 @@ impl ConfigFile {
         let Some(setting) = SETTINGS.iter().find(|setting| setting.key == key) else {
             return Err(place.error(Some(at), &unknown(key)));
         };
-        let text = as_text(value.get_ref()).ok_or_else(|| {
+        // A duration without its unit would be a guess; a count has none.
+        let number = value.get_ref().as_integer().filter(|number| setting.is_count() && number.radix() == 10);
+        let text = as_text(value.get_ref()).or_else(|| Some(number?.as_str().to_owned())).ok_or_else(|| {
             let example = setting.default.unwrap_or(setting.value);
             let found = value.get_ref().type_str();
             let name = setting.key;

@@ -41,6 +41,8 @@ pub struct RouterConfig {
     pub session: SessionSources,
     /// How long an unused pin stays.
     pub pin_ttl: Duration,
+    /// Most pins of sessions that nothing names.
+    pub max_derived_pins: usize,
     /// How long a worker may take to accept before the request goes elsewhere.
     pub accept_timeout: Duration,
     /// How long a request may wait for a worker, where it does not say so itself.
@@ -78,6 +80,8 @@ pub type Flags = BTreeMap<&'static str, String>;
 /// Shortest and longest time that a pin may stay unused. A pin is put again once per quarter of it, so that below a
 /// second every turn would write; a month is longer than any prefix cache lives.
 pub const PIN_TTL: (Duration, Duration) = (Duration::from_secs(1), DAY.saturating_mul(30));
+/// Most derived pins that may be configured: at least half of what a router mirrors is left for named ones.
+pub const MAX_DERIVED_PINS: usize = crate::core::pins::MAX_MIRRORED / 2;
 /// Shortest and longest accept timeout. Below some round trips every worker would look dead.
 pub const ACCEPT_TIMEOUT: (Duration, Duration) = (Duration::from_millis(10), DAY);
 /// Shortest and longest request timeout.
@@ -155,6 +159,7 @@ pub fn resolve(flags: &Flags, environment: &dyn Fn(&str) -> Option<String>) -> R
         affinity: choice(&sources.get(&setting::AFFINITY), &AffinityMode::NAMED)?,
         session: session::sources(&sources)?,
         pin_ttl: duration(&sources.get(&setting::PIN_TTL), PIN_TTL)?,
+        max_derived_pins: count(&sources.get(&setting::MAX_DERIVED_PINS), MAX_DERIVED_PINS)?,
         accept_timeout: duration(&sources.get(&setting::ACCEPT_TIMEOUT), ACCEPT_TIMEOUT)?,
         request_timeout: duration(&sources.get(&setting::REQUEST_TIMEOUT), REQUEST_TIMEOUT)?,
         provision: choice(&sources.get(&setting::PROVISION), &Provision::NAMED)?,
@@ -185,8 +190,10 @@ fn refuse_what_has_no_effect(sources: &Sources<'_>, config: &RouterConfig) -> Re
             return Err(given.no_effect(&format!("{why}; leave one of the two out")));
         }
     }
-    if let (AffinityMode::Off, Some(given)) = (config.affinity, sources.find(&setting::PIN_TTL)) {
-        return Err(given.no_effect("with affinity off nothing is pinned; leave one of the two out"));
+    for setting in [&setting::PIN_TTL, &setting::MAX_DERIVED_PINS] {
+        if let (AffinityMode::Off, Some(given)) = (config.affinity, sources.find(setting)) {
+            return Err(given.no_effect("with affinity off nothing is pinned; leave one of the two out"));
+        }
     }
     for setting in [&setting::SESSION_HEADERS, &setting::SESSION_BODY_FIELDS, &setting::GROUP_SUBAGENTS] {
         if let (AffinityMode::Off, Some(given)) = (config.affinity, sources.find(setting)) {
@@ -212,6 +219,12 @@ fn duration(given: &Given, (least, most): (Duration, Duration)) -> Result<Durati
         let (least, most) = (humantime::format_duration(least), humantime::format_duration(most));
         given.refuse(format!("allowed is a duration from {least} to {most}, written such as 250ms, 2s or 1h"))
     })
+}
+
+fn count(given: &Given, most: usize) -> Result<usize, ConfigError> {
+    let digits = given.text.bytes().all(|b| b.is_ascii_digit());
+    let parsed = given.text.parse().ok().filter(|count| digits && *count <= most);
+    parsed.ok_or_else(|| given.refuse(format!("allowed is a whole number from 0 to {most}")))
 }
 
 fn namespace(given: &Given) -> Result<Namespace, ConfigError> {

@@ -37,6 +37,11 @@ impl Setting {
         std::iter::once(own).chain(self.also.iter().map(|name| (*name).to_owned()))
     }
 
+    /// Whether its value is a whole number.
+    pub fn is_count(&self) -> bool {
+        self.value == "COUNT"
+    }
+
     /// Whether the flag may stand without a value.
     pub fn is_switch(&self) -> bool {
         self.default == Some("false")
@@ -88,6 +93,12 @@ pub(super) static AFFINITY: Setting = Setting::new(
 );
 pub(super) static PIN_TTL: Setting =
     Setting::new("pin_ttl", "DURATION", "1h", "How long a session that is not used stays pinned");
+pub(super) static MAX_DERIVED_PINS: Setting = Setting::new(
+    "max_derived_pins",
+    "COUNT",
+    "1048576",
+    "Most pins of sessions that nothing names; beyond, such sessions are routed and not pinned. Named ones are never kept out",
+);
 pub(super) static ACCEPT_TIMEOUT: Setting = Setting::new(
     "accept_timeout",
     "DURATION",
@@ -171,6 +182,7 @@ pub static SETTINGS: [&Setting; 18] = [
     &SESSION_BODY_FIELDS,
     &GROUP_SUBAGENTS,
     &PIN_TTL,
+    &MAX_DERIVED_PINS,
     &ACCEPT_TIMEOUT,
     &REQUEST_TIMEOUT,
     &PROVISION,

@@ -34,6 +34,7 @@ fn defaults() {
         affinity: AffinityMode::Hard,
         session: SessionSources::default(),
         pin_ttl: Duration::from_secs(3600),
+        max_derived_pins: 1 << 20,
         accept_timeout: Duration::from_secs(2),
         request_timeout: Duration::from_secs(30),
         provision: Provision::Auto,
@@ -56,6 +57,7 @@ const EVERY_KEY: &str = r#"
     affinity = "soft"
     rank_choice = "least-loaded"
     pin_ttl = "2h 30m"
+    max_derived_pins = 1000
     accept_timeout = "250ms"
     request_timeout = "5s"
     provision = "never"
@@ -86,6 +88,7 @@ fn every_setting_is_a_key_a_variable_and_a_flag() {
         let text = match inside.unwrap_or_else(|| &table[setting.key]) {
             toml::Value::Array(items) => items.iter().filter_map(|i| i.as_str()).collect::<Vec<_>>().join(","),
             toml::Value::Boolean(flag) => flag.to_string(),
+            toml::Value::Integer(number) => number.to_string(),
             other => other.as_str().expect("the rest are strings").to_owned(),
         };
         assert_ne!(Some(text.as_str()), setting.default, "{}: choose another value for this test", setting.key);
@@ -136,6 +139,9 @@ fn values_that_are_not_allowed_are_named_with_place_and_what_is() {
         ("affinity", "Hard", "allowed are hard, soft, off".to_owned()),
         ("pin_ttl", "60", duration("1s to 30days")),
         ("pin_ttl", "999ms", duration("1s to 30days")),
+        ("max_derived_pins", "-1", "allowed is a whole number from 0 to 4194304".to_owned()),
+        ("max_derived_pins", "+7", "allowed is a whole number from 0 to 4194304".to_owned()),
+        ("max_derived_pins", "4194305", "allowed is a whole number from 0 to 4194304".to_owned()),
         ("accept_timeout", "-1s", duration("10ms to 1day")),
         ("request_timeout", "25h", duration("10ms to 1day")),
         ("drain_timeout", "forever", duration("0s to 1day")),
@@ -252,6 +258,11 @@ fn files_that_break_the_form_are_refused_with_the_line() {
         ("a = 1", "line 1: there is no setting a; there are nats_url, creds, "),
         ("\n\npin-ttl = '1h'", "line 3: there is no setting pin-ttl; write pin_ttl"),
         ("config = 'other.toml'", "line 1: there is no setting config; "),
+        (
+            "max_derived_pins = 0x10",
+            "line 1: max_derived_pins is of type integer; write max_derived_pins = \"1048576\"",
+        ),
+        ("max_derived_pins = -1", "line 1: max_derived_pins is \"-1\"; allowed is a whole number from 0 to"),
         ("pin_ttl = 60", "line 1: pin_ttl is of type integer; write pin_ttl = \"1h\""),
         ("reply_prefixes = [1]", "line 1: reply_prefixes is of type array; "),
         ("policy = 'random'\npolicy = 'random'", "line 2: duplicate key"),

@@ -12,9 +12,6 @@ use crate::core::pins::Pin;
 use crate::core::session::Session;
 use crate::wire::pin::PinValue;
 
-/// Most derived pins: beyond, a derived session is routed and not pinned (protocol section 8).
-pub const MAX_DERIVED_PINS: usize = 1 << 20;
-
 /// The pin that a request continues.
 #[derive(Debug, Clone)]
 pub struct Continued {
@@ -151,8 +148,10 @@ impl Request {
             let state = self.router.state();
             (state.mirror.revision(key, Instant::now()), state.mirror.derived())
         };
-        if revision == 0 && derived >= MAX_DERIVED_PINS {
-            self.router.metrics.derived_cap_reached(derived, MAX_DERIVED_PINS);
+        // Beyond, a derived session is routed and not pinned (protocol section 8).
+        let most = self.router.config.max_derived_pins;
+        if revision == 0 && derived >= most {
+            self.router.metrics.derived_cap_reached(derived, most);
             return None;
         }
         Some(revision)

@@ -10,6 +10,7 @@ use rankpin::wire::body::{Wanted, read};
 use serde_json::{Value, json};
 
 use crate::support::cluster::placement;
+use crate::support::worker::Dispatch;
 use crate::support::{Ask, Behaviour, Cluster, PATIENCE, eventually};
 
 /// A conversation, as its client sends it: the whole of it with every turn.
@@ -312,4 +313,31 @@ fn sessions_of_this_file_are_those_of_the_protocol() {
     let prefixes = Prefixes::of(&Model::new("m").expect("valid"), &[system, message]).expect("items");
     let wanted = SessionId::derived(prefixes.full());
     assert_eq!(Conversation::new("hi").last_session(), wanted.as_str());
+}
+
+#[tokio::test]
+async fn derived_sessions_beyond_the_cap_are_routed_and_named_ones_pinned() {
+    let cluster = Cluster::with(1, &[("max_derived_pins", "1")]).await;
+    let responding = Behaviour::script(async |dispatch: Dispatch| {
+        dispatch.accept().await;
+        dispatch.reply(&[("Rankpin-Final", "true")], "done").await;
+        dispatch.event(&[("Rankpin-Event", "finished")], r#"{"outcome":"ok","response_id":"r"}"#).await;
+    });
+    let _worker = cluster.worker("w").ranks(0, 4).behaves(responding).start().await;
+    // Neither has text, so that only its response could be pinned: the first one takes the only place.
+    let textless = || Ask::new().body("{}");
+    cluster.ask(textless()).await;
+    seen_by_all(&cluster, 1).await;
+    let conversation = Conversation::new("a question");
+    assert_eq!(cluster.ask(conversation.ask()).await.decision(), "placed,derived");
+    cluster.routers[0].reaches("derived_sessions_unpinned", 1.0).await;
+    for session in ["s", "t"] {
+        assert_eq!(cluster.turn(session).await.decision(), "placed");
+        assert_eq!(cluster.pinned_at(session).await, Some(super::hashed_at("w", session, 0, 4)));
+    }
+    seen_by_all(&cluster, 3).await;
+    assert_eq!(cluster.pin(&conversation.last_session()).await, None);
+    // What is pinned already may still be put again.
+    let on = Ask::new().body(r#"{"input":"go on","previous_response_id":"r"}"#);
+    assert!(cluster.ask(on).await.decision().starts_with("pinned"), "the response is known");
 }
