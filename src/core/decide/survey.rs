@@ -82,7 +82,9 @@ impl View<'_> {
         if !declares_hint(ask, worker) {
             return Standing::RankNotDeclared;
         }
-        if at.rank.is_some_and(|rank| worker.is_marked(Some(rank), self.now)) {
+        // A hint for a rank that is lost wherever it may be is refused, also where no rank goes onto the wire.
+        let lost = at.rank.is_some_and(|rank| worker.is_marked(Some(rank), self.now));
+        if lost || self.check_rank_hint().is_err() {
             return Standing::RankLost;
         }
         if ask.exclusion(&at.worker, at.rank).is_some() {
