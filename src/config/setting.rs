@@ -171,7 +171,7 @@ pub(super) static GROUP_SUBAGENTS: Setting = Setting::new(
 );
 
 /// All settings that may stand in the file, in the order of the help.
-pub static SETTINGS: [&Setting; 18] = [
+pub static SETTINGS: [&Setting; 19] = [
     &NATS_URL,
     &CREDS,
     &NAMESPACE,

@@ -238,7 +238,7 @@ fn judge(
         pool: turn.head.pool.as_deref().map(Into::into),
         excluded: Vec::new(),
     };
-    let rules = Rules { mode: config.affinity, policy: config.policy };
+    let rules = Rules { mode: config.affinity, policy: config.policy, rank_choice: config.rank_choice };
     let workers = survey(&ask, fleet, rules, now);
     let pinned = mirror.continued(&keys, now);
     let follows = pinned.and_then(|(key, _)| found.iter().position(|one| one.key == key.to_string()));
@@ -283,7 +283,16 @@ fn turns(policy: PolicyKind, open: usize) -> String {
         PolicyKind::RoundRobin => format!(
             "{open} workers may have it, and each router takes them in turn: whose turn it is only that router knows"
         ),
-        PolicyKind::Random => format!("{open} workers may have it, with equal chances"),
+        PolicyKind::Random => format!("{open} workers may have it, with chances in proportion to their weights"),
+        PolicyKind::PowerOfTwo => format!("{open} workers may have it: of two by chance the less loaded one gets it"),
+        PolicyKind::LeastLoaded => {
+            format!(
+                "{open} workers may have it: the least loaded one gets it, and each router counts its own requests too"
+            )
+        }
+        PolicyKind::DeviceAwareWeighted => format!(
+            "{open} workers may have it: a kind of device is drawn by weight, and its least loaded worker gets it"
+        ),
     }
 }
 
