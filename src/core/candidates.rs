@@ -1,7 +1,7 @@
 //! Placements that a policy may choose among: a set that is never empty.
 
 use super::fleet::{Worker, WorkerSlot};
-use super::id::{DpRank, Placement};
+use super::id::DpRank;
 
 /// One placement that may be chosen.
 #[derive(Debug, Clone, Copy)]
@@ -12,6 +12,8 @@ pub struct Candidate<'f> {
     pub worker: &'f Worker,
     /// The rank that the request would have there.
     pub rank: Option<DpRank>,
+    /// Whether it gets the least loaded rank there instead, once the worker is chosen.
+    pub by_load: bool,
     /// Requests in flight at the worker, as far as is known.
     pub load: u64,
     /// When the worker's turn is, in turns of the whole fleet.
@@ -19,11 +21,6 @@ pub struct Candidate<'f> {
 }
 
 impl Candidate<'_> {
-    /// The placement.
-    pub fn placement(&self) -> Placement {
-        Placement { worker: self.worker.spec.id.clone(), rank: self.rank }
-    }
-
     /// The worker's weight.
     pub fn weight(&self) -> f64 {
         self.worker.spec.weight

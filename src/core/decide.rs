@@ -15,6 +15,7 @@ use super::hash;
 use super::id::{DpRank, Origin, Placement};
 use super::mode::{AffinityMode, PolicyKind, RankChoice};
 use super::policy;
+use super::session::Session;
 
 mod siblings;
 pub mod survey;
@@ -145,6 +146,15 @@ pub fn decide(
         fleet.note_pick(decision.slot, decision.placement.rank);
     }
     Ok(decision)
+}
+
+/// How a request gets its rank on a worker.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum RankOn {
+    /// This one, or none.
+    Fixed(Option<DpRank>),
+    /// The least loaded one.
+    ByLoad,
 }
 
 struct View<'a> {
@@ -285,20 +295,12 @@ impl<'a> View<'a> {
         };
         let rank = match (pin.rank.or(wanted), &self.ask.session, self.rules.mode) {
             (Some(rank), ..) => rank,
-            (None, Some(session), AffinityMode::Hard) => self.session_rank(session, worker)?,
+            (None, Some(session), AffinityMode::Hard) => {
+                self.resolve(self.rank_of_session(session, worker), worker)??
+            }
             (None, None, AffinityMode::Hard) | (None, _, AffinityMode::Soft | AffinityMode::Off) => return at(None),
         };
         if worker.is_marked(Some(rank), self.now) { None } else { at(Some(rank)) }
-    }
-
-    fn session_rank(&self, session: &super::session::Session, worker: &Worker) -> Option<DpRank> {
-        match session.origin {
-            Origin::Named => match self.rules.rank_choice {
-                RankChoice::Hash => Some(hash::hashed_rank(&session.id, worker.spec.ranks)),
-                RankChoice::LeastLoaded => self.least_loaded_rank(worker),
-            },
-            Origin::Derived => self.least_loaded_rank(worker),
-        }
     }
 
     /// What of the request speaks against the pin.
@@ -337,10 +339,10 @@ impl<'a> View<'a> {
         if let Some(decision) = self.beside_siblings(pinned, (reason, cause), unreachable) {
             return Ok(decision);
         }
-        let mut open = self.candidates(|worker| self.own_rank(worker));
+        let mut open = self.candidates(|worker| self.rank_on(worker));
         if open.is_empty() {
             // The rank that would be this session's is lost everywhere: the least loaded one instead.
-            open = self.candidates(|worker| self.least_loaded_rank(worker).map(Some));
+            open = self.candidates(|_| RankOn::ByLoad);
         }
         if open.is_empty() {
             return Err(NoPlacement::Exhausted);
@@ -351,8 +353,9 @@ impl<'a> View<'a> {
         };
         let chosen = if unreachable { self.rendezvous(&candidates) } else { None }
             .unwrap_or_else(|| policy::pick(self.rules.policy, &candidates, rng));
+        let rank = if chosen.by_load { self.least_loaded_rank(chosen.worker) } else { chosen.rank };
         Ok(Decision {
-            placement: chosen.placement(),
+            placement: Placement { worker: chosen.worker.spec.id.clone(), rank },
             slot: chosen.slot,
             reason,
             cause,
@@ -361,32 +364,56 @@ impl<'a> View<'a> {
     }
 
     /// Every placement that is allowed and has not failed, with whether it is full.
-    fn candidates(&self, rank_on: impl Fn(&Worker) -> Option<Option<DpRank>>) -> Vec<(Candidate<'a>, bool)> {
+    fn candidates(&self, rank_on: impl Fn(&Worker) -> RankOn) -> Vec<(Candidate<'a>, bool)> {
         let mut all = Vec::new();
         for (slot, worker) in self.allowed() {
-            let Some(rank) = rank_on(worker) else { continue };
+            let (load, turn) = (worker.load_now(self.now), self.fleet.turn_of(worker));
+            let candidate = Candidate { slot, worker, rank: None, by_load: false, load, turn };
+            let on = rank_on(worker);
+            if on == RankOn::ByLoad && self.is_open_on_every_rank(worker) {
+                // Which rank it is can wait until the worker is chosen: there are many workers, of many ranks each.
+                all.push((Candidate { by_load: true, ..candidate }, false));
+                continue;
+            }
+            let Some(rank) = self.resolve(on, worker) else { continue };
             let lost = rank.is_some_and(|rank| worker.is_marked(Some(rank), self.now));
             if lost || self.ask.exclusion(&worker.spec.id, rank).is_some() {
                 continue;
             }
-            let (load, turn) = (worker.load_now(self.now), self.fleet.turn_of(worker));
-            all.push((Candidate { slot, worker, rank, load, turn }, worker.is_full(rank, self.now)));
+            all.push((Candidate { rank, ..candidate }, worker.is_full(rank, self.now)));
         }
         all
     }
 
     /// The rank that this request would have on a worker, `Some(None)` for none, `None` where it can't be there.
     fn own_rank(&self, worker: &Worker) -> Option<Option<DpRank>> {
+        self.resolve(self.rank_on(worker), worker)
+    }
+
+    fn resolve(&self, on: RankOn, worker: &Worker) -> Option<Option<DpRank>> {
+        match on {
+            RankOn::Fixed(rank) => Some(rank),
+            RankOn::ByLoad => self.least_loaded_rank(worker).map(Some),
+        }
+    }
+
+    fn rank_on(&self, worker: &Worker) -> RankOn {
         if worker.spec.ranks.size() == 1 {
-            return Some(None);
+            return RankOn::Fixed(None);
         }
         if let Some(RankHint::Rank(rank)) = self.ask.rank_hint {
-            return Some(Some(rank));
+            return RankOn::Fixed(Some(rank));
         }
-        match (&self.ask.session, self.rules.mode) {
-            (Some(session), AffinityMode::Hard) => self.session_rank(session, worker).map(Some),
-            (Some(_), AffinityMode::Soft) if self.gives_ranks() => self.least_loaded_rank(worker).map(Some),
-            (Some(_), AffinityMode::Soft | AffinityMode::Off) | (None, _) => Some(None),
+        match &self.ask.session {
+            Some(session) if self.gives_ranks() => self.rank_of_session(session, worker),
+            Some(_) | None => RankOn::Fixed(None),
+        }
+    }
+
+    fn rank_of_session(&self, session: &Session, worker: &Worker) -> RankOn {
+        match (session.origin, self.rules.rank_choice) {
+            (Origin::Named, RankChoice::Hash) => RankOn::Fixed(Some(hash::hashed_rank(&session.id, worker.spec.ranks))),
+            (Origin::Named, RankChoice::LeastLoaded) | (Origin::Derived, _) => RankOn::ByLoad,
         }
     }
 
@@ -402,9 +429,17 @@ impl<'a> View<'a> {
         mode && self.ask.session.is_some()
     }
 
+    fn may_choose_rank(&self, worker: &Worker) -> bool {
+        self.gives_ranks() && self.ask.rank_hint.is_none() && worker.spec.ranks.size() > 1
+    }
+
+    fn is_open_on_every_rank(&self, worker: &Worker) -> bool {
+        self.may_choose_rank(worker) && self.ask.excluded.is_empty() && worker.has_room_on_every_rank(self.now)
+    }
+
     /// The rank of a worker with the least load that is not lost and has not failed; ties in turn.
     fn least_loaded_rank(&self, worker: &Worker) -> Option<DpRank> {
-        if !self.gives_ranks() || self.ask.rank_hint.is_some() || worker.spec.ranks.size() == 1 {
+        if !self.may_choose_rank(worker) {
             return None;
         }
         worker

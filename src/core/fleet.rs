@@ -69,6 +69,8 @@ pub struct Worker {
     /// What this router had there, by rank and in all, when the worker last reported.
     own_then: Vec<u32>,
     own_total_then: u32,
+    /// Sum over the ranks of the last report.
+    reported_total: u64,
     accepted: u32,
     refused_probes: u8,
     last_probe_refused: bool,
@@ -351,6 +353,7 @@ impl Fleet {
             own_unranked: 0,
             own_then: Vec::new(),
             own_total_then: 0,
+            reported_total: 0,
             accepted: 0,
             refused_probes: 0,
             last_probe_refused: false,

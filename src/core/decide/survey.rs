@@ -47,7 +47,7 @@ pub enum Standing {
 pub fn survey(ask: &Ask, fleet: &Fleet, rules: Rules, now: Instant) -> Vec<Surveyed> {
     let view = View { ask, fleet, rules, now };
     // Where the rank that would be the session's is lost everywhere, the least loaded one is taken instead.
-    let elsewhere = view.candidates(|worker| view.own_rank(worker)).is_empty();
+    let elsewhere = view.candidates(|worker| view.rank_on(worker)).is_empty();
     let mut all: Vec<_> = fleet.iter().map(|(_, worker)| view.stand(worker, elsewhere)).collect();
     all.sort_by(|a, b| a.placement.worker.cmp(&b.placement.worker));
     all

@@ -65,6 +65,7 @@ impl Fleet {
         report.ranks.sort_by_key(|load| load.rank);
         report.ranks.dedup_by_key(|load| load.rank);
         worker.last_sign = now;
+        worker.reported_total = report.ranks.iter().map(|load| u64::from(load.inflight)).sum();
         worker.own_then.clone_from(&worker.own);
         worker.own_total_then = worker.in_flight();
         worker.report = Some((report, now));
@@ -109,17 +110,14 @@ impl Worker {
 
     /// What the whole worker has in flight now, by the same rule.
     pub fn load_now(&self, now: Instant) -> u64 {
-        let others = self.fresh_report(now).map_or(0, |report| {
-            let reported: u64 = report.ranks.iter().map(|load| u64::from(load.inflight)).sum();
-            reported.saturating_sub(u64::from(self.own_total_then))
-        });
+        let others =
+            self.fresh_report(now).map_or(0, |_| self.reported_total.saturating_sub(u64::from(self.own_total_then)));
         u64::from(self.in_flight()) + others
     }
 
     /// Load of the whole worker: the larger of own and reported in-flight, over all ranks and without one.
     pub fn load(&self, now: Instant) -> u64 {
-        let reported =
-            self.fresh_report(now).map_or(0, |report| report.ranks.iter().map(|load| u64::from(load.inflight)).sum());
+        let reported = self.fresh_report(now).map_or(0, |_| self.reported_total);
         u64::from(self.in_flight()).max(reported)
     }
 
@@ -130,6 +128,11 @@ impl Worker {
             Some(rank) => self.load_of(rank, now) >= most,
             None => self.load(now) >= u64::from(most) * u64::from(self.spec.ranks.size()),
         }
+    }
+
+    /// Whether none of its ranks is lost or full. A look at the whole worker often says so.
+    pub fn has_room_on_every_rank(&self, now: Instant) -> bool {
+        self.marks.is_empty() && self.spec.max_inflight.is_none_or(|most| self.load(now) < u64::from(most))
     }
 
     /// Whether its last report, where it still counts, says that no rank has anything to do.

@@ -21,6 +21,7 @@ fn candidates(fleet: &Fleet) -> Candidates<'_> {
         slot,
         worker,
         rank: None,
+        by_load: false,
         load: worker.load(now),
         turn: fleet.turn_of(worker),
     });
