@@ -114,7 +114,8 @@ fn body(messages: &[Value]) -> Bytes {
     json!({"model": "bench", "messages": messages}).to_string().into()
 }
 
-/// Writes texts of the kinds that conversations hold.
+/// Writes texts of the kinds that conversations hold. As in recorded ones of coding agents there is an escape in every 40
+/// to 110 bytes, and long texts hold something that is not ASCII: both make a body slower to read.
 struct Writer {
     rng: StdRng,
     calls: u32,
@@ -136,17 +137,19 @@ impl Writer {
     }
 
     fn word(&mut self) -> &'static str {
-        WORDS[self.rng.random_range(0..WORDS.len())]
+        pick(&mut self.rng, &WORDS)
     }
 
-    /// So many words, with a paragraph now and then.
+    /// So many words, with a paragraph now and then, and more seldom a word that JSON escapes or that is not ASCII.
     fn prose(&mut self, words: usize) -> String {
-        let mut text = String::new();
-        for number in 0..words {
-            if number > 0 {
-                text.push_str(if self.rng.random_range(0..30) == 0 { ".\n\n" } else { " " });
-            }
-            text.push_str(self.word());
+        let mut text = self.word().to_owned();
+        for _ in 1..words {
+            text.push_str(if self.rng.random_range(0..60) == 0 { ".\n\n" } else { " " });
+            text.push_str(if self.rng.random_range(0..60) == 0 {
+                pick(&mut self.rng, &ODD_WORDS)
+            } else {
+                self.word()
+            });
         }
         text
     }
@@ -156,25 +159,31 @@ impl Writer {
         let mut text = String::new();
         while text.len() < len {
             text.push(' ');
-            text.push_str(WORDS[self.rng.random_range(0..PLAIN_WORDS)]);
+            text.push_str(self.word());
         }
         text.truncate(len);
         text
     }
 
-    /// Lines of a file, with what JSON escapes.
+    /// Lines of a file.
     fn code(&mut self) -> String {
         let lines = self.rng.random_range(10..40);
-        (0..lines)
-            .map(|line| format!("{line}\t    let {} = read(\"{}\", {});\n", self.word(), self.word(), self.word()))
-            .collect()
+        let line = |_| {
+            let [name, function, one, other] = [(); 4].map(|()| self.word());
+            match self.rng.random_range(0..4) {
+                0 => format!("        let {name} = {function}(\"{one}\", {other});\n"),
+                _ => format!("        let {name} = {function}(self.{one}, {other})?;\n"),
+            }
+        };
+        (0..lines).map(line).collect()
     }
 }
 
-/// The first of [`WORDS`] are ASCII and need no escapes.
-const PLAIN_WORDS: usize = 43;
+fn pick(rng: &mut StdRng, words: &[&'static str]) -> &'static str {
+    words[rng.random_range(0..words.len())]
+}
 
-const WORDS: [&str; 48] = [
+const WORDS: [&str; 43] = [
     "the",
     "router",
     "keeps",
@@ -217,13 +226,9 @@ const WORDS: [&str; 48] = [
     "because",
     "bound",
     "named",
-    "compare-and-set",
-    "naïve",
-    "schlüssel",
-    "\"quoted\"",
-    "path\\to",
-    "列",
+    "compare_and_set",
 ];
+const ODD_WORDS: [&str; 5] = ["naïve", "schlüssel", "\"quoted\"", "path\\to", "列"];
 
 #[cfg(test)]
 mod tests {
@@ -249,6 +254,17 @@ mod tests {
         }
         assert!(Bodies::conversations(1, 0).expect("small").of(0, Turn::Late).len() < 3000);
         assert!(Bodies::conversations(u64::MAX, 1024).is_err());
+    }
+
+    #[test]
+    fn escapes_are_as_frequent_as_in_recorded_conversations() {
+        let bodies = Bodies::conversations(3, 64 << 10).expect("not too large");
+        for session in 0..3 {
+            let body = bodies.of(session, Turn::Late);
+            // An escaped backslash is two bytes, and rare.
+            let escapes = body.iter().filter(|byte| **byte == b'\\').count();
+            assert!((40..110).contains(&(body.len() / escapes)), "one of {} bytes", body.len() / escapes);
+        }
     }
 
     #[test]
