@@ -19,5 +19,5 @@ fn publish(lane: &Lane, to: &str, message: &Message) {
     let mut headers = Lines::with_capacity(block.len());
     headers.extend(block, |_| true);
     // One that is too much to be sent is missed by the generator, and fails the run.
-    let _ = lane.publish(to, message.reply(), &headers, &message.payload_bytes());
+    let _ = lane.publish(to, message.reply(), &headers, message.sent_on());
 }

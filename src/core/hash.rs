@@ -18,13 +18,18 @@ impl PinKey {
 
     /// The same, of texts not yet checked. Neither a tenant nor a session holds 0x00, so no two triples meet.
     pub fn of(tenant: &str, model: &str, session: &str) -> Self {
-        let mut joined = Vec::with_capacity(tenant.len() + model.len() + session.len() + 2);
-        joined.extend_from_slice(tenant.as_bytes());
-        joined.push(0);
-        joined.extend_from_slice(model.as_bytes());
-        joined.push(0);
-        joined.extend_from_slice(session.as_bytes());
-        Self(xxh3_128(&joined))
+        let parts = [tenant.as_bytes(), &[0], model.as_bytes(), &[0], session.as_bytes()];
+        // Most are short, and need no allocation.
+        let mut short = [0; 512];
+        let mut length = 0;
+        for part in parts {
+            let Some(place) = short.get_mut(length..length + part.len()) else {
+                return Self(xxh3_128(&parts.concat()));
+            };
+            place.copy_from_slice(part);
+            length += part.len();
+        }
+        Self(xxh3_128(&short[..length]))
     }
 
     /// Reads the 32 lower-case hex digits of a bucket key.

@@ -11,7 +11,7 @@ pub mod subscriptions;
 
 pub use async_nats::{PublishError, Subject};
 pub use headers::Headers;
-pub use lane::{Block, Lane, Lines, Message};
+pub use lane::{Block, Lane, Lines, Message, Payload};
 pub use link::{ConnectError, Link, LinkOptions, LinkState};
 pub use subscriptions::Subscriptions;
 

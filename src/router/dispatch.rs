@@ -2,16 +2,14 @@
 
 use std::time::{Duration, Instant};
 
-use bytes::Bytes;
-
 use super::route::{Request, note, plain_reply};
 use super::state::{Router, unix_ms};
-use crate::core::decide::Decision;
+use crate::core::decide::{Cause, Decision};
 use crate::core::error::RouteError;
 use crate::core::fleet::Worker;
 use crate::core::id::{Origin, Placement, RequestId, WorkerId};
 use crate::core::worker::WorkerKind;
-use crate::nats::{Block, Lines, Message};
+use crate::nats::{Block, Lines, Message, Payload};
 use crate::wire::header;
 use crate::wire::reply::ErrorBody;
 
@@ -33,7 +31,7 @@ impl Request {
             (self.router.subject(worker, &decision.placement), until)
         };
         let headers = self.headers_for(decision, until.saturating_duration_since(now));
-        let payload = self.message.payload_bytes();
+        let payload = self.message.sent_on();
         let size = headers.wire_len() + payload.len();
         let max = self.router.dispatch.max_payload();
         if size > max {
@@ -41,7 +39,7 @@ impl Request {
         }
         let inbox = format!("{}{:x}-{}", self.router.inbox, self.seq, self.attempt);
         self.router.metrics.dispatched.inc();
-        self.router.send(&subject, Some(&inbox), &headers, &payload);
+        self.router.send(&subject, Some(&inbox), &headers, payload);
         Ok(until)
     }
 
@@ -82,7 +80,7 @@ impl Request {
         let within = u64::try_from(within.as_millis()).unwrap_or(u64::MAX);
         headers.push_number(header::ACCEPT_BY, unix_ms().saturating_add(within));
         headers.push_number(header::ATTEMPT, self.attempt.into());
-        headers.push(header::DECISION, &decision.header());
+        headers.push_words(header::DECISION, decision.reason.word(), decision.cause.map(Cause::word));
         headers
     }
 
@@ -102,13 +100,13 @@ impl Request {
     pub(super) fn relay(&self, decision: &Decision, answer: &Message) -> Result<(), RouteError> {
         let Some(reply) = self.message.reply() else { return Ok(()) };
         let headers = plain_reply(self, decision, answer);
-        let payload = answer.payload_bytes();
+        let payload = answer.sent_on();
         let size = headers.wire_len() + payload.len();
         let max = self.router.dispatch.max_payload();
         if size > max {
             return Err(RouteError::PayloadTooLarge { size, max });
         }
-        self.router.send(reply, None, &headers, &payload);
+        self.router.send(reply, None, &headers, payload);
         Ok(())
     }
 }
@@ -126,7 +124,7 @@ impl Router {
     }
 
     /// Sends a message. One that can't be sent is dropped: whoever waits for its effect has a timeout.
-    pub(super) fn send(&self, subject: &str, reply: Option<&str>, headers: &Lines, payload: &Bytes) {
+    pub(super) fn send(&self, subject: &str, reply: Option<&str>, headers: &Lines, payload: Payload<'_>) {
         if let Err(error) = self.dispatch.publish(subject, reply, headers, payload) {
             self.metrics.unsent.inc();
             tracing::debug!(subject, %error, "a message could not be sent");
@@ -138,7 +136,7 @@ impl Router {
         let mut headers = Lines::new();
         headers.push(header::REQUEST_ID, id.as_str());
         headers.push_number(header::ATTEMPT, attempt.into());
-        self.send(&self.subjects.worker_cancel(worker), None, &headers, &Bytes::new());
+        self.send(&self.subjects.worker_cancel(worker), None, &headers, Payload::EMPTY);
     }
 
     /// Ends a request with an error; one without a reply subject is only counted.
@@ -156,7 +154,7 @@ impl Router {
             headers.push_number(header::RETRY_AFTER, seconds.into());
         }
         let body = crate::wire::Encoding::Json.encode(&ErrorBody::of(error));
-        self.send(reply, None, &headers, &body.into());
+        self.send(reply, None, &headers, body.as_slice().into());
     }
 
     /// Whether the dispatching connection came to stand again within the last while.

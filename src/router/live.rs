@@ -3,8 +3,9 @@
 //! A request's mailbox needs no bound of its own: each kind of mail comes at most once per attempt, which the entry
 //! here sees to, and attempts are bounded.
 
-use std::cmp::Reverse;
-use std::collections::{BinaryHeap, HashMap, VecDeque};
+use std::collections::hash_map::Entry;
+use std::collections::{HashMap, VecDeque};
+use std::hash::{BuildHasherDefault, Hasher};
 use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
@@ -59,6 +60,30 @@ pub enum Mail {
 
 /// Number of a request in this router; goes up.
 pub type Seq = u64;
+
+/// Hashes our own numbers, which nobody else can choose: they need no protection against crafted collisions.
+type Numbers = BuildHasherDefault<NumberHasher>;
+
+/// See [`Numbers`].
+#[derive(Debug, Default)]
+pub struct NumberHasher(u64);
+
+impl Hasher for NumberHasher {
+    fn write(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            self.write_u64(self.0 ^ u64::from(*byte));
+        }
+    }
+
+    fn write_u64(&mut self, number: u64) {
+        // 2^64 over the golden ratio: what is next to each other is spread over the high bits, which the table uses.
+        self.0 = number.wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(32);
+    }
+
+    fn finish(&self) -> u64 {
+        self.0
+    }
+}
 
 /// One request under way.
 #[derive(Debug)]
@@ -133,12 +158,14 @@ pub enum Once {
 pub struct LiveRequests {
     next: Seq,
     bytes: usize,
-    by_seq: HashMap<Seq, Live>,
-    by_id: HashMap<RequestId, Vec<Seq>>,
+    by_seq: HashMap<Seq, Live, Numbers>,
+    by_id: HashMap<RequestId, Seq>,
+    /// Further requests of an id that another one has.
+    same_id: HashMap<RequestId, Vec<Seq>>,
     given_up: HashMap<(Seq, u32), (RequestId, WorkerId)>,
     given_up_order: VecDeque<(Seq, u32)>,
     /// When requests at rest have to be looked at, with the attempt that is waited for.
-    wake: BinaryHeap<Reverse<(Instant, Seq, u32)>>,
+    wake: VecDeque<(Instant, Seq, u32)>,
 }
 
 impl LiveRequests {
@@ -149,7 +176,12 @@ impl LiveRequests {
         }
         self.next += 1;
         self.bytes += bytes;
-        self.by_id.entry(id.clone()).or_default().push(self.next);
+        match self.by_id.entry(id.clone()) {
+            Entry::Vacant(vacant) => {
+                vacant.insert(self.next);
+            }
+            Entry::Occupied(_) => self.same_id.entry(id.clone()).or_default().push(self.next),
+        }
         let mailbox = Mailbox::Held(Vec::new());
         let live = Live { id, bytes, mailbox, attempt: NO_ATTEMPT, seen: 0, cancelled: false, at: None };
         self.by_seq.insert(self.next, live);
@@ -160,10 +192,22 @@ impl LiveRequests {
     pub fn remove(&mut self, seq: Seq) {
         let Some(live) = self.by_seq.remove(&seq) else { return };
         self.bytes -= live.bytes;
-        if let Some(all) = self.by_id.get_mut(&live.id) {
-            all.retain(|other| *other != seq);
-            if all.is_empty() {
-                self.by_id.remove(&live.id);
+        let mut next = None;
+        if let Some(others) = self.same_id.get_mut(&live.id) {
+            others.retain(|other| *other != seq);
+            next = others.first().copied();
+            if others.is_empty() {
+                self.same_id.remove(&live.id);
+            }
+        }
+        if self.by_id.get(&live.id) == Some(&seq) {
+            match next {
+                Some(next) => {
+                    self.by_id.insert(live.id, next);
+                }
+                None => {
+                    self.by_id.remove(&live.id);
+                }
             }
         }
     }
@@ -213,10 +257,11 @@ impl LiveRequests {
             return Err(resting);
         }
         if let Some(at) = wake_at {
-            if self.wake.len() >= MAX_WAKE {
+            // They come in order, but for what waits for another time than most: that may have a task.
+            if self.wake.len() >= MAX_WAKE || self.wake.back().is_some_and(|(last, ..)| *last > at) {
                 return Err(resting);
             }
-            self.wake.push(Reverse((at, seq, live.attempt)));
+            self.wake.push_back((at, seq, live.attempt));
         }
         live.mailbox = Mailbox::Resting(resting);
         Ok(())
@@ -224,13 +269,13 @@ impl LiveRequests {
 
     /// When the next request at rest has to be looked at.
     pub fn next_wake(&self) -> Option<Instant> {
-        self.wake.peek().map(|Reverse((at, ..))| *at)
+        self.wake.front().map(|(at, ..)| *at)
     }
 
     /// Gives a task to those at rest whose worker has said nothing in time.
     pub fn wake(&mut self, now: Instant) {
         while self.next_wake().is_some_and(|at| at <= now) {
-            let Some(Reverse((_, seq, attempt))) = self.wake.pop() else { return };
+            let Some((_, seq, attempt)) = self.wake.pop_front() else { return };
             if let Some(live) = self.by_seq.get_mut(&seq).filter(|live| live.attempt == attempt)
                 && !live.at.as_ref().is_some_and(|at| at.accepted)
             {
@@ -246,7 +291,10 @@ impl LiveRequests {
 
     /// Tells every request of this id that its frontend cancelled. How many there are.
     pub fn cancel(&mut self, id: &str) -> usize {
-        let all = self.by_id.get(id).cloned().unwrap_or_default();
+        let mut all: Vec<Seq> = self.by_id.get(id).copied().into_iter().collect();
+        let others = self.same_id.get(id).into_iter().flatten().copied();
+        all.extend(others);
+        all.dedup();
         for seq in &all {
             if let Some(live) = self.by_seq.get_mut(seq)
                 && !std::mem::replace(&mut live.cancelled, true)

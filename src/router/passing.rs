@@ -88,7 +88,8 @@ impl Request {
         let (router, seq) = (Arc::clone(&self.router), self.seq());
         let (rests, wake_at) = match &stage {
             Stage::Placing(_) => (false, None),
-            Stage::Sent(_, until) => (true, Some(*until)),
+            // A plain responder may take as long as the request may wait: others' times would stand behind its.
+            Stage::Sent(_, until) => (*until <= Instant::now() + self.router.config.accept_timeout, Some(*until)),
             Stage::Accepted(_) => (true, None),
         };
         let mut state = router.state();

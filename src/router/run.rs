@@ -14,7 +14,7 @@ use crate::config::{Listen, RouterConfig};
 use crate::core::id::WorkerId;
 use crate::core::mode::{AffinityMode, Provision};
 use crate::nats::bucket::{Bucket, BucketInfo, Look};
-use crate::nats::{ConnectError, Lane, Lines, Link, LinkOptions};
+use crate::nats::{ConnectError, Lane, Lines, Link, LinkOptions, Payload};
 use crate::wire::header;
 use crate::wire::subject::Subjects;
 
@@ -229,11 +229,11 @@ async fn check_permissions(router: &Router) -> Result<(), RouterError> {
     let nobody = WorkerId::new("rankpin-permission-check").expect("a valid worker id");
     let mut headers = Lines::new();
     headers.push(header::PROBE, "1");
-    router.send(&router.subjects.worker_cancel(&nobody), None, &headers, &bytes::Bytes::new());
+    router.send(&router.subjects.worker_cancel(&nobody), None, &headers, Payload::EMPTY);
     for prefix in &router.config.reply_prefixes {
         let dot = if prefix.ends_with('.') { "" } else { "." };
         let subject = format!("{prefix}{dot}rankpin-permission-check");
-        router.send(&subject, None, &Lines::new(), &bytes::Bytes::new());
+        router.send(&subject, None, &Lines::new(), Payload::EMPTY);
     }
     router.dispatch.barrier().await?;
     if router.config.affinity != AffinityMode::Off {

@@ -3,11 +3,9 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use bytes::Bytes;
-
 use super::state::Router;
 use crate::core::fleet::WorkerSlot;
-use crate::nats::Lines;
+use crate::nats::{Lines, Payload};
 use crate::wire::header;
 
 /// How often silence is looked for, and whoever waits is tried again.
@@ -73,7 +71,7 @@ impl Router {
             headers.push(header::PROBE, "1");
             let inbox = self.probe_inbox(slot);
             self.state().fleet.begin_probe(slot);
-            self.send(&self.subjects.worker_cancel(&worker), Some(&inbox), &headers, &Bytes::new());
+            self.send(&self.subjects.worker_cancel(&worker), Some(&inbox), &headers, Payload::EMPTY);
         }
     }
 

@@ -137,6 +137,17 @@ impl Lines {
         self.0.push_str("\r\n");
     }
 
+    /// Adds a header with one word or two, and a comma between.
+    pub fn push_words(&mut self, name: &'static str, first: &'static str, second: Option<&'static str>) {
+        for part in [name, ": ", first] {
+            self.0.push_str(part);
+        }
+        for part in second.into_iter().flat_map(|second| [",", second]) {
+            self.0.push_str(part);
+        }
+        self.0.push_str("\r\n");
+    }
+
     /// Adds a header with a number.
     pub fn push_number(&mut self, name: &'static str, number: u64) {
         use std::fmt::Write as _;

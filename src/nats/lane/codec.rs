@@ -5,6 +5,7 @@ use std::ops::Range;
 use bytes::Bytes;
 
 use super::block::{Block, Unsound};
+use super::outbox::Payload;
 
 /// Bytes that are read at once; a message that fits is copied out of them.
 const BUFFER: usize = 128 * 1024;
@@ -83,6 +84,11 @@ impl Message {
     /// Its payload, to be kept.
     pub fn payload_bytes(&self) -> Bytes {
         self.frame.slice(self.payload.clone())
+    }
+
+    /// Its payload, to be sent on.
+    pub fn sent_on(&self) -> Payload<'_> {
+        Payload::new(self.payload(), || self.payload_bytes())
     }
 
     /// Bytes that it holds.

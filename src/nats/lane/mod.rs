@@ -18,13 +18,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use async_nats::ServerAddr;
-use bytes::Bytes;
 use futures_util::task::AtomicWaker;
 use tokio::sync::{oneshot, watch};
 
 pub use block::{Block, Lines, Unsound};
 pub use codec::{Decoder, Message, Op, ProtocolError};
-pub use outbox::Unsent;
+pub use outbox::{Payload, Unsent};
 
 use self::handshake::Connection;
 use self::outbox::Outbox;
@@ -121,7 +120,13 @@ impl Lane {
 
     /// Publishes. While the connection is lost messages wait for it; what was not written yet when it was lost is
     /// lost with it.
-    pub fn publish(&self, subject: &str, reply: Option<&str>, headers: &Lines, payload: &Bytes) -> Result<(), Unsent> {
+    pub fn publish(
+        &self,
+        subject: &str,
+        reply: Option<&str>,
+        headers: &Lines,
+        payload: Payload<'_>,
+    ) -> Result<(), Unsent> {
         self.0.out().publish(subject, reply, headers, payload)?;
         self.0.wake();
         Ok(())

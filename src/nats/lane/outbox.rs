@@ -15,6 +15,50 @@ const KEPT: usize = 1024 * 1024;
 /// Most slices that are written at once.
 pub const SLICES: usize = 64;
 
+/// The payload of a message to be sent: a small one is copied, a large one is kept until it is written.
+#[derive(Debug, Clone)]
+pub enum Payload<'b> {
+    /// Copied into what is to be written.
+    Copied(&'b [u8]),
+    /// Kept, and written from where it is.
+    Kept(Bytes),
+}
+
+impl<'b> Payload<'b> {
+    /// No bytes.
+    pub const EMPTY: Self = Self::Copied(&[]);
+
+    /// These bytes, of which `keep` gives a handle where they are too many to be copied.
+    pub fn new(bytes: &'b [u8], keep: impl FnOnce() -> Bytes) -> Self {
+        if bytes.len() < BORROWED { Self::Copied(bytes) } else { Self::Kept(keep()) }
+    }
+
+    /// Number of bytes.
+    pub fn len(&self) -> usize {
+        match self {
+            Self::Copied(bytes) => bytes.len(),
+            Self::Kept(bytes) => bytes.len(),
+        }
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+impl<'b> From<&'b Bytes> for Payload<'b> {
+    fn from(bytes: &'b Bytes) -> Self {
+        Self::new(bytes, || bytes.clone())
+    }
+}
+
+impl<'b> From<&'b [u8]> for Payload<'b> {
+    fn from(bytes: &'b [u8]) -> Self {
+        Self::new(bytes, || Bytes::copy_from_slice(bytes))
+    }
+}
+
 /// Why a message is not sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Unsent {
@@ -52,7 +96,7 @@ impl Outbox {
         subject: &str,
         reply: Option<&str>,
         headers: &Lines,
-        payload: &Bytes,
+        payload: Payload<'_>,
     ) -> Result<(), Unsent> {
         if !is_subject(subject) || !reply.is_none_or(is_subject) {
             return Err(Unsent::Subject);
@@ -90,13 +134,12 @@ impl Outbox {
         self.length += line.len() + 2;
     }
 
-    fn payload(&mut self, payload: &Bytes) {
-        if payload.len() < BORROWED {
-            self.text.extend_from_slice(payload);
-        } else {
-            self.payloads.push((self.text.len(), payload.clone()));
-        }
+    fn payload(&mut self, payload: Payload<'_>) {
         self.length += payload.len();
+        match payload {
+            Payload::Copied(bytes) => self.text.extend_from_slice(bytes),
+            Payload::Kept(bytes) => self.payloads.push((self.text.len(), bytes)),
+        }
     }
 
     fn number(&mut self, number: usize) {
@@ -162,9 +205,9 @@ mod tests {
     fn messages_as_the_protocol_has_them() {
         let mut outbox = Outbox::default();
         let mut headers = Lines::new();
-        outbox.publish("a", None, &headers, &Bytes::from_static(b"hi")).expect("sent");
+        outbox.publish("a", None, &headers, b"hi"[..].into()).expect("sent");
         headers.push("N", "v");
-        outbox.publish("b", Some("r"), &headers, &Bytes::from_static(b"x")).expect("sent");
+        outbox.publish("b", Some("r"), &headers, b"x"[..].into()).expect("sent");
         outbox.line("PING");
         let expected = "PUB a 2\r\nhi\r\nHPUB b r 18 19\r\nNATS/1.0\r\nN: v\r\n\r\nx\r\nPING\r\n";
         assert_eq!(String::from_utf8_lossy(&written(&outbox, 1000)), expected);
@@ -178,7 +221,7 @@ mod tests {
         for (subject, reply) in
             [("", None), ("a b", None), ("a\r\nPUB b 0\r\n", None), ("a", Some("r\n")), ("a", Some(""))]
         {
-            assert_eq!(outbox.publish(subject, reply, &Lines::new(), &Bytes::new()), Err(Unsent::Subject));
+            assert_eq!(outbox.publish(subject, reply, &Lines::new(), Payload::EMPTY), Err(Unsent::Subject));
         }
         assert!(outbox.is_empty());
     }
@@ -187,8 +230,8 @@ mod tests {
     fn there_is_a_bound() {
         let mut outbox = Outbox::default();
         let payload = Bytes::from(vec![0; MAX_UNSENT / 2]);
-        outbox.publish("a", None, &Lines::new(), &payload).expect("room");
-        assert_eq!(outbox.publish("a", None, &Lines::new(), &payload), Err(Unsent::Full));
+        outbox.publish("a", None, &Lines::new(), (&payload).into()).expect("room");
+        assert_eq!(outbox.publish("a", None, &Lines::new(), (&payload).into()), Err(Unsent::Full));
     }
 
     proptest! {
@@ -201,7 +244,7 @@ mod tests {
             let mut expected = Vec::new();
             for (n, size) in sizes.iter().enumerate() {
                 let payload = Bytes::from(vec![b'a' + u8::try_from(n % 26).expect("few"); *size]);
-                outbox.publish("s", None, &Lines::new(), &payload).expect("room");
+                outbox.publish("s", None, &Lines::new(), (&payload).into()).expect("room");
                 expected.extend_from_slice(format!("PUB s {size}\r\n").as_bytes());
                 expected.extend_from_slice(&payload);
                 expected.extend_from_slice(b"\r\n");
