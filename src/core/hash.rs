@@ -8,7 +8,7 @@ use super::id::{DpRank, Model, RankRange, SessionId, Tenant, WorkerId};
 
 /// Key of a pin in the bucket: `xxh3_128(tenant 0x00 model 0x00 session id)`, seed 0 (protocol section 8).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct PinKey(u128);
+pub struct PinKey([u64; 2]);
 
 impl PinKey {
     /// The key of one (tenant, model, session).
@@ -24,12 +24,19 @@ impl PinKey {
         let mut length = 0;
         for part in parts {
             let Some(place) = short.get_mut(length..length + part.len()) else {
-                return Self(xxh3_128(&parts.concat()));
+                return Self::of_hash(xxh3_128(&parts.concat()));
             };
             place.copy_from_slice(part);
             length += part.len();
         }
-        Self(xxh3_128(&short[..length]))
+        Self::of_hash(xxh3_128(&short[..length]))
+    }
+
+    /// Two halves, the higher first: a number of 128 bits would want memory at multiples of 16 wherever a key is part of
+    /// something, which allocators are slow to give.
+    fn of_hash(hash: u128) -> Self {
+        let half = |bits: u128| u64::try_from(bits & u128::from(u64::MAX)).expect("cut to 64 bits");
+        Self([half(hash >> 64), half(hash)])
     }
 
     /// Reads the 32 lower-case hex digits of a bucket key.
@@ -38,13 +45,13 @@ impl PinKey {
         if text.len() != 32 || !text.bytes().all(hex) {
             return None;
         }
-        u128::from_str_radix(text, 16).ok().map(Self)
+        u128::from_str_radix(text, 16).ok().map(Self::of_hash)
     }
 }
 
 impl fmt::Display for PinKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:032x}", self.0)
+        write!(f, "{:016x}{:016x}", self.0[0], self.0[1])
     }
 }
 

@@ -37,7 +37,7 @@ impl Request {
         if size > max {
             return Err(RouteError::PayloadTooLarge { size, max });
         }
-        let inbox = format!("{}{:x}-{}", self.router.inbox, self.seq, self.attempt);
+        let inbox = self.router.inbox_of(self.seq, self.attempt);
         self.router.metrics.dispatched.inc();
         self.router.send(&subject, Some(&inbox), &headers, payload);
         Ok(until)

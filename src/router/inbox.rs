@@ -38,6 +38,16 @@ pub fn take(router: &Router, message: Message) {
 }
 
 impl Router {
+    /// Subject of the inbox on which a worker answers an attempt of a request.
+    pub(super) fn inbox_of(&self, seq: Seq, attempt: u32) -> String {
+        use std::fmt::Write as _;
+        // Every request has one, so it is written without growing.
+        let mut subject = String::with_capacity(self.inbox.len() + 28);
+        subject.push_str(&self.inbox);
+        let _ = write!(subject, "{seq:x}-{attempt}");
+        subject
+    }
+
     /// Subject of the inbox on which a probe of this worker is answered by nobody but the server.
     pub(super) fn probe_inbox(&self, slot: WorkerSlot) -> String {
         let (index, generation) = slot.parts();

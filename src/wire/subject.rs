@@ -62,7 +62,14 @@ impl Subjects {
 
     /// `{ns}.worker.{worker}.rank.{r}`.
     pub fn rank(&self, worker: &WorkerId, rank: DpRank) -> String {
-        format!("{}.worker.{worker}.rank.{rank}", self.ns)
+        use std::fmt::Write as _;
+        // Every request has one, so it is written without growing.
+        let mut subject = String::with_capacity(self.ns.as_str().len() + worker.as_str().len() + 24);
+        for part in [self.ns.as_str(), ".worker.", worker.as_str(), ".rank."] {
+            subject.push_str(part);
+        }
+        let _ = write!(subject, "{rank}");
+        subject
     }
 
     /// `{ns}.worker.{worker}.any`, for requests without a rank.
