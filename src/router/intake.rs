@@ -18,7 +18,7 @@ const CANCELS: u64 = 0;
 const LOADS: u64 = 1;
 /// Number of the first subscription to requests, in the order of their subjects.
 const REQUESTS: u64 = 2;
-/// Message from which on reading its body would hold up others: that is done in a task of its own.
+/// Message from which on reading its body would hold up others: that is done elsewhere than on the hot thread.
 const LARGE: usize = 64 * 1024;
 /// Most such tasks; beyond, others are held up.
 const MAX_READING: usize = 64;
@@ -50,7 +50,8 @@ pub fn take(router: &Arc<Router>, message: Message) {
         _ if message.len() >= LARGE && router.reading.load(Ordering::Relaxed) < MAX_READING => {
             let router = Arc::clone(router);
             router.reading.fetch_add(1, Ordering::Relaxed);
-            tokio::spawn(async move {
+            let runtime = router.runtime.clone();
+            runtime.spawn(async move {
                 passing::take(&router, message);
                 router.reading.fetch_sub(1, Ordering::Relaxed);
             });

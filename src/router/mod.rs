@@ -7,6 +7,7 @@ mod admit;
 mod chains;
 mod derived;
 mod dispatch;
+mod hot;
 mod http;
 mod inbox;
 mod intake;

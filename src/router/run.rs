@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use tokio::net::TcpListener;
 use tokio::task::JoinSet;
 
+use super::hot::HotThread;
 use super::pinning::PinStore;
 use super::state::Router;
 use super::{http, inbox, intake, mirror, passing, ticks};
@@ -67,6 +68,9 @@ pub enum RouterError {
         /// What the server says.
         problem: String,
     },
+    /// The system gives no thread.
+    #[error("the system gives no thread for the connections to NATS: {0}")]
+    Thread(std::io::Error),
     /// The HTTP address can't be listened on.
     #[error("cannot listen on {address}: {problem}; choose another with --listen, or --listen off")]
     Listen {
@@ -93,13 +97,16 @@ pub async fn run(config: RouterConfig, stop: impl Future<Output = ()>) -> Result
 struct Running {
     router: Arc<Router>,
     tasks: JoinSet<()>,
+    _hot: HotThread,
 }
 
 async fn start(config: RouterConfig) -> Result<Running, RouterError> {
     let subjects = Subjects::new(config.namespace.clone());
     let listener = listen(config.listen).await?;
     let options = |role: &str| link_options(&config, &subjects, role);
-    let (intake, dispatch) = (Lane::open(options("intake")).await?, Lane::open(options("dispatch")).await?);
+    let hot = HotThread::start().map_err(RouterError::Thread)?;
+    let intake = hot.run(Lane::open(options("intake"))).await?;
+    let dispatch = hot.run(Lane::open(options("dispatch"))).await?;
     let store = Link::open(options("store")).await?;
     let workers = Bucket::new(store.clone(), &subjects.workers_bucket());
     let pins = Bucket::new(store, &subjects.pins_bucket());
@@ -112,7 +119,7 @@ async fn start(config: RouterConfig) -> Result<Running, RouterError> {
     if let Some(listener) = listener {
         tasks.spawn(http::serve(Arc::clone(&router), listener));
     }
-    tasks.spawn(drive(Arc::clone(&router)));
+    tasks.spawn_on(drive(Arc::clone(&router)), hot.handle());
     check_permissions(&router).await?;
     inbox::subscribe(&router).await?;
     intake::subscribe_control(&router).await?;
@@ -124,7 +131,7 @@ async fn start(config: RouterConfig) -> Result<Running, RouterError> {
     tasks.spawn(mirror::follow(Arc::clone(&router), workers, mirror::Workers::default()));
     fill(&router).await?;
     tasks.spawn(ticks::tick(Arc::clone(&router)));
-    tasks.spawn(passing::watch(Arc::clone(&router)));
+    tasks.spawn_on(passing::watch(Arc::clone(&router)), hot.handle());
     intake::subscribe_requests(&router).await?;
     router.taking.store(true, Ordering::Relaxed);
     // The macro keeps what its arguments borrow until it is done: two locks in it would wait for each other.
@@ -133,10 +140,10 @@ async fn start(config: RouterConfig) -> Result<Running, RouterError> {
         (state.mirror.len(), state.fleet.iter().count())
     };
     tracing::info!(namespace = %router.config.namespace, pins, workers, "router is ready");
-    Ok(Running { router, tasks })
+    Ok(Running { router, tasks, _hot: hot })
 }
 
-/// Both connections of the hot path in one task: a request is taken, placed and sent without a change of threads, and
+/// Both connections of the hot path in one task: a request is taken, placed and sent without a change of tasks, and
 /// whatever was read at once is answered at once.
 async fn drive(router: Arc<Router>) {
     tokio::join!(

@@ -7,6 +7,7 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use rand::SeedableRng as _;
 use rand::rngs::StdRng;
+use tokio::runtime::Handle;
 use tokio::sync::{Notify, watch};
 
 use super::live::{At, LiveRequests, Mail, Seq};
@@ -45,6 +46,8 @@ pub struct Router {
     pub inbox_prefix: String,
     /// Counters.
     pub metrics: Metrics,
+    /// Where work is done that would hold up the hot thread.
+    pub runtime: Handle,
     /// Large requests that are just being read, in tasks of their own.
     pub reading: AtomicUsize,
     /// Tells that requests at rest have to be looked at some time.
@@ -137,7 +140,7 @@ pub struct Asking<'r> {
 }
 
 impl Router {
-    /// A router that knows nobody yet.
+    /// A router that knows nobody yet; called inside the runtime that does its work.
     pub fn new(config: RouterConfig, intake: Lane, dispatch: Lane, pins: PinStore, inbox: String) -> Self {
         let rules = Rules { mode: config.affinity, policy: config.policy, rank_choice: config.rank_choice };
         let mut fleet = Fleet::default();
@@ -167,6 +170,7 @@ impl Router {
             pins,
             inbox,
             metrics: Metrics::new(),
+            runtime: Handle::current(),
             reading: AtomicUsize::new(0),
             wake_up: Notify::new(),
             taking: AtomicBool::new(false),

@@ -108,7 +108,7 @@ impl Event {
             PROGRESS => Ok(Self::Progress),
             FINISHED => {
                 let encoding = Encoding::of(find(header::CONTENT_TYPE));
-                Ok(Self::Finished(encoding.decode(payload).unwrap_or_else(|_| Finished::outcome(Outcome::Error))))
+                Ok(Self::Finished(encoding.read(payload).unwrap_or_else(|| Finished::outcome(Outcome::Error))))
             }
             REJECTED => Ok(Self::Rejected(Rejection::read(find, payload))),
             other => Err(EventError::Unknown(clip(other))),

@@ -139,8 +139,25 @@ impl<'h> Known<'h> {
 }
 
 fn index_of(name: &str) -> Option<usize> {
-    NAMES.iter().position(|known| known.eq_ignore_ascii_case(name))
+    // Most names differ in their length already.
+    let length = u8::try_from(name.len()).ok()?;
+    let same_length = LENGTHS.iter().enumerate().filter(|(_, known)| **known == length);
+    same_length.map(|(index, _)| index).find(|index| NAMES[*index].eq_ignore_ascii_case(name))
 }
+
+/// Lengths of the [`NAMES`].
+const LENGTHS: [u8; NAMES.len()] = {
+    let mut lengths = [0; NAMES.len()];
+    let mut index = 0;
+    while index < NAMES.len() {
+        #[expect(clippy::cast_possible_truncation, reason = "names are short")]
+        {
+            lengths[index] = NAMES[index].len() as u8;
+        }
+        index += 1;
+    }
+    lengths
+};
 
 /// The first non-blank value of one header, by the same rules as [`Known`], where only one is wanted.
 pub fn find<'h>(headers: impl Iterator<Item = (&'h str, &'h str)>, wanted: &str) -> Option<&'h str> {

@@ -59,6 +59,14 @@ impl Encoding {
         }
     }
 
+    /// Decodes a control message where nobody asks what is wrong with one that can't be.
+    pub fn read<T: serde::de::DeserializeOwned>(self, payload: &[u8]) -> Option<T> {
+        match self {
+            Self::Json => serde_json::from_slice(payload).ok(),
+            Self::MessagePack => rmp_serde::from_slice(payload).ok(),
+        }
+    }
+
     /// Encodes a control message.
     pub fn encode<T: serde::Serialize>(self, value: &T) -> Vec<u8> {
         match self {
