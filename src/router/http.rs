@@ -40,6 +40,7 @@ impl Router {
         let state = self.state();
         gauges.live.set(count(state.live.len()));
         gauges.waiting.set(count(state.live.waiting()));
+        gauges.queued.set(count(state.queued()));
         gauges.workers.set(count(state.fleet.iter().count()));
         gauges.pins.set(count(state.mirror.len()));
         gauges.derived_pins.set(count(state.mirror.derived()));

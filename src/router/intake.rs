@@ -19,7 +19,7 @@ const LOADS: u64 = 1;
 /// Number of the first subscription to requests, in the order of their subjects.
 const REQUESTS: u64 = 2;
 /// Message from which on reading its body would hold up others: that is done elsewhere than on the hot thread.
-const LARGE: usize = 64 * 1024;
+const LARGE: usize = 256 * 1024;
 /// Most such tasks; beyond, others are held up.
 const MAX_READING: usize = 64;
 /// Messages a leaving router still takes on each subject, beyond those read.

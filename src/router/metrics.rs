@@ -81,6 +81,8 @@ pub struct Gauges {
     pub live: Gauge,
     /// Of these, not accepted yet.
     pub waiting: Gauge,
+    /// Of these, waiting for room at a worker.
+    pub queued: Gauge,
     /// Workers known.
     pub workers: Gauge,
     /// Pins mirrored.
@@ -236,6 +238,7 @@ impl Gauges {
         let gauges = Self::default();
         registry.register("requests_in_flight", "Requests under way", gauges.live.clone());
         registry.register("requests_waiting", "Requests under way and not accepted yet", gauges.waiting.clone());
+        registry.register("requests_queued", "Requests waiting for room at a worker", gauges.queued.clone());
         registry.register("workers", "Workers known", gauges.workers.clone());
         registry.register("pins_mirrored", "Pins mirrored", gauges.pins.clone());
         registry.register("derived_pins_mirrored", "Derived pins mirrored", gauges.derived_pins.clone());

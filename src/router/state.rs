@@ -287,6 +287,11 @@ impl State {
         Some(at)
     }
 
+    /// How many requests wait for room.
+    pub fn queued(&self) -> usize {
+        self.queue.len()
+    }
+
     /// The request has ended, however it did.
     pub fn end(&mut self, seq: Seq, priority: i32, rules: Rules, now: Instant) {
         self.queue.remove(priority, seq);

@@ -32,6 +32,10 @@ impl Pins {
         }
         let wanted = Wanted { elements: true, ..Wanted::default() };
         let reading = read(conversation.body(turn), Encoding::Json, wanted).expect("a recorded body is valid");
+        if reading.previous_response_id.is_some() {
+            // Only the response that it names is looked up, which an echo has never named; a fragment is not pinned.
+            return false;
+        }
         reading.prefixes(&conversation.model(turn)).is_some_and(|prefixes| self.derived(&prefixes))
     }
 

@@ -6,9 +6,9 @@ use crate::support::{Ask, Behaviour, Cluster, PATIENCE, Worker, eventually};
 
 /// Sends a request and waits until it waits.
 async fn queue(cluster: &Cluster, ask: Ask) -> Sent {
-    let before = cluster.routers[0].metric("requests_waiting").await;
+    let before = cluster.routers[0].metric("requests_queued").await;
     let sent = cluster.send(ask).await;
-    cluster.routers[0].reaches("requests_waiting", before + 1.0).await;
+    cluster.routers[0].reaches("requests_queued", before + 1.0).await;
     sent
 }
 
@@ -115,7 +115,7 @@ async fn what_a_worker_reports_counts_as_well() {
     let strange = serde_json::json!({"v": 1, "worker": "w", "instance": "x", "seq": 99, "ranks": []});
     worker.client.publish("rankpin.load.w", strange.to_string().into()).await.expect("is published");
     worker.report(2, &[(0, 0), (1, 4)]).await;
-    assert_eq!(cluster.routers[0].metric("requests_waiting").await, 1.0);
+    assert_eq!(cluster.routers[0].metric("requests_queued").await, 1.0);
     worker.report(3, &[(0, 4), (1, 3)]).await;
     assert_eq!(waiting.end().await.at(), "w/1");
 }
@@ -141,7 +141,7 @@ async fn a_worker_that_comes_or_leaves_wakes_whoever_waits() {
     let _b = cluster.worker("b").with("max_inflight", 8).start().await;
     assert_eq!(waiting.end().await.told(), "b placed");
     // The pinned one waits for its own worker, until that leaves.
-    assert_eq!(cluster.routers[0].metric("requests_waiting").await, 1.0);
+    cluster.routers[0].reaches("requests_queued", 1.0).await;
     a.deregister().await;
     assert_eq!(pinned.end().await.told(), "b repinned,worker-lost");
 }

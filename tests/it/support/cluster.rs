@@ -144,11 +144,18 @@ impl Cluster {
     /// Waits until every router mirrors as many pins as there are.
     pub async fn mirrors_pins(&self) {
         let context = jetstream::new(self.client.clone());
-        let stream = context.get_stream("KV_rankpin_pins").await.expect("a router has made the bucket");
-        let count = stream.cached_info().state.messages;
-        for router in &self.routers {
-            router.reaches("pins_mirrored", count as f64).await;
-        }
+        let equal = async || {
+            // Counted anew each time: a pin that is being written stands in the mirror first.
+            let stream = context.get_stream("KV_rankpin_pins").await.expect("a router has made the bucket");
+            let count = stream.cached_info().state.messages;
+            for router in &self.routers {
+                if router.metric("pins_mirrored").await != count as f64 {
+                    return None;
+                }
+            }
+            Some(())
+        };
+        eventually("every router mirrors what is stored", PATIENCE, equal).await;
     }
 
     /// Waits until every router knows so many workers.
