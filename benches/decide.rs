@@ -32,7 +32,7 @@ fn worker(n: u32) -> WorkerSpec {
         models: vec![model()],
         pool: Pool::new("default").expect("a valid name"),
         ranks: RankRange::new(n % 100 * RANKS, RANKS).expect("a valid range"),
-        device: if n % 2 == 0 { "a".into() } else { "b".into() },
+        device: if n.is_multiple_of(2) { "a".into() } else { "b".into() },
         weight: 1.0,
         max_inflight: Some(256),
         kv_blocks: None,

@@ -12,7 +12,7 @@ pub fn frames(data: &[u8]) {
     for op in whole.0 {
         if let Op::Message(message) = op {
             let sizes = message.subject().len() + message.reply().map_or(0, str::len) + message.payload().len();
-            assert!(sizes <= message.len());
+            assert!(sizes <= message.size());
             assert_eq!(message.payload(), message.payload_bytes());
             if let Ok(block) = message.headers() {
                 carried_on(block);
@@ -31,7 +31,7 @@ fn read(sent: &[u8], piece: usize) -> (Vec<Op>, Option<ProtocolError>) {
         rest = &rest[count..];
         decoder.filled(count);
         loop {
-            match decoder.next() {
+            match decoder.decode() {
                 Ok(Some(op)) => ops.push(op),
                 Ok(None) => break,
                 Err(error) => return (ops, Some(error)),

@@ -33,7 +33,7 @@ pub struct Args {
     #[arg(long, value_name = "NAME")]
     model: Option<String>,
 
-    /// The router's configuration file: its [session] table, affinity, policy and workers count. The router's
+    /// The router's configuration file: its session table, affinity, policy and workers count. The router's
     /// environment variables count too
     #[arg(long, value_name = "FILE")]
     config: Option<String>,

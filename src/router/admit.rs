@@ -145,7 +145,7 @@ fn take(
     checked: Checked,
     now: Instant,
 ) -> Result<Request, Refused> {
-    let Some(seq) = router.state().live.insert(id.clone(), message.len()) else {
+    let Some(seq) = router.state().live.insert(id.clone(), message.size()) else {
         let full =
             RouteError::Overloaded("the router has as many requests under way as it can hold; try again later".into());
         return Err(refuse(id, &message, full));

@@ -2,13 +2,13 @@
 
 use std::time::Instant;
 
-use super::live::{At, Mail, Once, Seq};
+use super::live::{At, Live, Mail, Once, Resting, Seq};
 use super::passing;
 use super::state::Router;
 use crate::core::fleet::WorkerSlot;
 use crate::core::id::{RequestId, WorkerId};
 use crate::nats::{Block, ConnectError, Message, NO_RESPONDERS};
-use crate::wire::event::{Event, EventError};
+use crate::wire::event::{Event, EventError, Finished};
 
 /// Whom a message on the inbox is about.
 enum About {
@@ -16,6 +16,30 @@ enum About {
     Attempt(Seq, u32),
     /// A probe of a worker.
     Probe(WorkerSlot),
+}
+
+/// What is done at once for a request at rest, once the lock is free.
+enum AtOnce {
+    Nothing,
+    Accepted(Box<Resting>),
+    Finished(Box<Resting>, Finished),
+}
+
+/// Tells a request what its worker says: where it has a task, by mail.
+fn tell(live: &mut Live, event: Event) -> AtOnce {
+    match event {
+        Event::Accepted if live.first(Once::Accepted) => match live.hold() {
+            Some(resting) => return AtOnce::Accepted(resting),
+            None => live.send(Mail::Accepted),
+        },
+        Event::Rejected(rejection) if live.first(Once::Rejected) => live.send(Mail::Rejected(Box::new(rejection))),
+        Event::Finished(finished) if live.first(Once::Ended) => match live.hold() {
+            Some(resting) => return AtOnce::Finished(resting, finished),
+            None => live.send(Mail::Finished(Box::new(finished))),
+        },
+        Event::Accepted | Event::Rejected(_) | Event::Finished(_) | Event::Progress => {}
+    }
+    AtOnce::Nothing
 }
 
 /// An accepted attempt that was given up: it is cancelled once more.
@@ -95,7 +119,7 @@ impl Router {
             return None;
         };
         let at = live.at.clone();
-        let (mut accepted, mut ended, mut in_passing) = (false, None, None);
+        let mut at_once = AtOnce::Nothing;
         match event {
             None => {
                 if message.status() == Some(NO_RESPONDERS) && live.first(Once::NoResponders) {
@@ -103,28 +127,11 @@ impl Router {
                 }
                 return None;
             }
-            Some(Ok(Event::Progress)) => {}
-            Some(Ok(Event::Accepted)) => {
-                if live.first(Once::Accepted) {
-                    accepted = true;
-                    in_passing = live.hold();
-                    if in_passing.is_none() {
-                        live.send(Mail::Accepted);
-                    }
-                }
-            }
-            Some(Ok(Event::Rejected(rejection))) => {
-                if live.first(Once::Rejected) {
-                    live.send(Mail::Rejected(Box::new(rejection)));
-                }
-            }
-            Some(Ok(Event::Finished(finished))) => {
-                if live.first(Once::Ended) {
-                    in_passing = live.hold();
-                    match in_passing {
-                        Some(_) => ended = Some(finished),
-                        None => live.send(Mail::Finished(Box::new(finished))),
-                    }
+            Some(Ok(event)) => {
+                let accepted = event == Event::Accepted;
+                at_once = tell(live, event);
+                if accepted {
+                    state.accept(seq);
                 }
             }
             Some(Err(EventError::NoEvent)) if at.as_ref().is_some_and(|at| at.plain) => {
@@ -134,17 +141,14 @@ impl Router {
             }
             Some(Err(EventError::NoEvent | EventError::Unknown(_))) => self.metrics.malformed("event"),
         }
-        if accepted {
-            state.accept(seq);
-        }
         if let Some(At { slot, .. }) = at {
             state.fleet.handle_event(slot, now);
         }
         drop(state);
-        match (in_passing, ended) {
-            (Some(resting), Some(end)) => passing::finished(*resting, &end),
-            (Some(resting), None) => passing::accepted(*resting),
-            (None, _) => {}
+        match at_once {
+            AtOnce::Nothing => {}
+            AtOnce::Accepted(resting) => passing::accepted(*resting),
+            AtOnce::Finished(resting, finished) => passing::finished(*resting, &finished),
         }
         None
     }

@@ -47,7 +47,7 @@ pub fn take(router: &Arc<Router>, message: Message) {
     match message.subscription() {
         CANCELS => cancel(router, &message),
         LOADS => router.take_report(&message),
-        _ if message.len() >= LARGE && router.reading.load(Ordering::Relaxed) < MAX_READING => {
+        _ if message.size() >= LARGE && router.reading.load(Ordering::Relaxed) < MAX_READING => {
             let router = Arc::clone(router);
             router.reading.fetch_add(1, Ordering::Relaxed);
             let runtime = router.runtime.clone();

@@ -285,8 +285,8 @@ impl LiveRequests {
     }
 
     /// Everything that rests, to be dropped: the router ends.
-    pub fn abandon(&mut self) -> Vec<Box<Resting>> {
-        self.by_seq.values_mut().filter_map(Live::hold).collect()
+    pub fn abandon(&mut self) -> Vec<Resting> {
+        self.by_seq.values_mut().filter_map(Live::hold).map(|resting| *resting).collect()
     }
 
     /// Tells every request of this id that its frontend cancelled. How many there are.

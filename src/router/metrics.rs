@@ -59,6 +59,8 @@ pub struct Metrics {
     pub claims_lost: Counter,
     /// Pins read from the stream's leader.
     pub leader_reads: Counter,
+    /// Messages dropped because of a fault in the router itself: always 0, or a bug.
+    pub faults: Counter,
     /// NATS clients that were killed by a message and built anew.
     pub rebuilt: Counter,
     /// Gauges, set when they are read.
@@ -114,6 +116,7 @@ impl Metrics {
         let unsent = counter("messages_unsent", "Messages that could not be handed to the NATS client");
         let claims_lost = counter("pin_races_lost", "Compare-and-sets of a pin that another router won");
         let leader_reads = counter("pin_leader_reads", "Pins read from the stream leader");
+        let faults = counter("faults", "Messages dropped because of a fault in the router itself");
         let rebuilt = counter("nats_clients_rebuilt", "NATS clients killed by a message and built anew");
         let derived_unpinned = counter("derived_sessions_unpinned", "Derived sessions not pinned because of the cap");
         let prompt_tokens = counter("prompt_tokens", "Prompt tokens that workers reported");
@@ -141,6 +144,7 @@ impl Metrics {
             unsent,
             claims_lost,
             leader_reads,
+            faults,
             rebuilt,
             gauges,
             outcomes,

@@ -92,7 +92,7 @@ impl Message {
     }
 
     /// Bytes that it holds.
-    pub fn len(&self) -> usize {
+    pub fn size(&self) -> usize {
         self.frame.len()
     }
 
@@ -144,7 +144,7 @@ impl Default for Decoder {
 }
 
 impl Decoder {
-    /// Where the next bytes go; never empty as long as [`Self::next`] is called until it has nothing.
+    /// Where the next bytes go; never empty as long as [`Self::decode`] is called until it has nothing.
     pub fn space(&mut self) -> &mut [u8] {
         if let Some(large) = &mut self.large {
             return &mut large.frame[large.filled..];
@@ -166,7 +166,7 @@ impl Decoder {
     }
 
     /// The next operation; `None`: more bytes are needed.
-    pub fn next(&mut self) -> Result<Option<Op>, ProtocolError> {
+    pub fn decode(&mut self) -> Result<Option<Op>, ProtocolError> {
         if let Some(large) = self.large.take_if(|large| large.filled == large.frame.len()) {
             return message(large.head, large.frame.into()).map(Some);
         }
@@ -307,7 +307,7 @@ mod tests {
             space[..piece].copy_from_slice(&rest[..piece]);
             rest = &rest[piece..];
             decoder.filled(piece);
-            while let Some(op) = decoder.next()? {
+            while let Some(op) = decoder.decode()? {
                 ops.push(op);
             }
         }

@@ -186,7 +186,7 @@ impl<'s> Driver<'s> {
     /// Handles everything that was read. Whether there was anything.
     fn hand_on(&mut self, take: &mut impl FnMut(Message)) -> Result<bool, std::io::Error> {
         let mut any = false;
-        while let Some(op) = self.decoder.next().map_err(std::io::Error::other)? {
+        while let Some(op) = self.decoder.decode().map_err(std::io::Error::other)? {
             any = true;
             match op {
                 Op::Message(message) => {

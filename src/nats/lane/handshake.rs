@@ -140,7 +140,7 @@ async fn shake(options: &LinkOptions, address: &ServerAddr, login: &Login) -> Re
 
 async fn next(stream: &mut Stream, decoder: &mut Decoder) -> Result<Op, Failed> {
     loop {
-        if let Some(op) = decoder.next().map_err(|e| other(e.to_string()))? {
+        if let Some(op) = decoder.decode().map_err(|e| other(e.to_string()))? {
             return Ok(op);
         }
         let count = stream.read(decoder.space()).await?;
