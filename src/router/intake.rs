@@ -20,8 +20,8 @@ const LOADS: u64 = 1;
 const REQUESTS: u64 = 2;
 /// Message from which on reading its body would hold up others: that is done elsewhere than on the hot thread.
 const LARGE: usize = 256 * 1024;
-/// Most such tasks; beyond, others are held up.
-const MAX_READING: usize = 64;
+/// Most that are read there at once; beyond, others are held up.
+const MAX_READING: usize = 16;
 /// Messages a leaving router still takes on each subject, beyond those read.
 const LEAVE_AFTER: u64 = 500;
 /// A leaving router stays until nothing came for this long.
@@ -51,7 +51,8 @@ pub fn take(router: &Arc<Router>, message: Message) {
             let router = Arc::clone(router);
             router.reading.fetch_add(1, Ordering::Relaxed);
             let runtime = router.runtime.clone();
-            runtime.spawn(async move {
+            // Not among the tasks of the runtime either: these keep the bucket's deadlines.
+            runtime.spawn_blocking(move || {
                 passing::take(&router, message);
                 router.reading.fetch_sub(1, Ordering::Relaxed);
             });
