@@ -47,19 +47,6 @@ impl Headers {
         self.0.insert(name, clean(value));
     }
 
-    /// A copy of those headers whose names pass.
-    pub fn filtered(&self, pass: impl Fn(&str) -> bool) -> Self {
-        let mut map = HeaderMap::new();
-        for (name, values) in self.0.iter() {
-            if pass(name.as_ref()) {
-                for value in values {
-                    map.append(name.clone(), value.clone());
-                }
-            }
-        }
-        Self(map)
-    }
-
     /// Bytes that they take on the wire.
     pub fn wire_len(&self) -> usize {
         const VERSION: usize = "NATS/1.0\r\n".len();

@@ -28,7 +28,7 @@ impl Subscriptions {
                 None => client.subscribe(subject.clone()).await,
             };
             let subscriber = subscribed.map_err(|_| ConnectError::Silent(link.options().urls.join(",")))?;
-            streams.push(Tagged { index, subscriber: Some(subscriber), received: 0 });
+            streams.push(Tagged { index, subscriber: Some(subscriber) });
         }
         link.barrier().await?;
         Ok(Self { streams, generation })
@@ -43,28 +43,6 @@ impl Subscriptions {
         }
     }
 
-    /// Leaves: the server is told to send at most `more` further messages a subscription, beyond those that were
-    /// read. What is on its way still arrives: leaving at once loses it (measured: 17 to 30 of a loaded queue group's
-    /// messages in 40 departures, none this way).
-    pub async fn leave_after(&mut self, more: u64) {
-        for tagged in &mut self.streams {
-            let after = tagged.received + more;
-            if let Some(subscriber) = &mut tagged.subscriber {
-                // A client that is dead receives nothing more anyway.
-                let _ = subscriber.unsubscribe_after(after).await;
-            }
-        }
-    }
-
-    /// Ends all subscriptions once what has arrived is read.
-    pub async fn drain(&mut self) {
-        for tagged in &mut self.streams {
-            if let Some(subscriber) = &mut tagged.subscriber {
-                let _ = subscriber.drain().await;
-            }
-        }
-    }
-
     /// Generation of the client, for [`Link::rebuild`].
     pub fn generation(&self) -> u64 {
         self.generation
@@ -76,7 +54,6 @@ impl Subscriptions {
 struct Tagged {
     index: usize,
     subscriber: Option<Subscriber>,
-    received: u64,
 }
 
 impl Stream for Tagged {
@@ -88,9 +65,8 @@ impl Stream for Tagged {
             return Poll::Ready(None);
         };
         subscriber.poll_next_unpin(context).map(|message| {
-            match message {
-                Some(_) => self.received += 1,
-                None => self.subscriber = None,
+            if message.is_none() {
+                self.subscriber = None;
             }
             Some((index, message.map(Inbound::from)))
         })

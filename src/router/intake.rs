@@ -53,7 +53,7 @@ pub fn take(router: &Arc<Router>, message: Message) {
             let runtime = router.runtime.clone();
             // Not among the tasks of the runtime either: these keep the bucket's deadlines.
             runtime.spawn_blocking(move || {
-                passing::take(&router, message);
+                router.outlive(|| passing::take(&router, message));
                 router.reading.fetch_sub(1, Ordering::Relaxed);
             });
         }

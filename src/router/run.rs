@@ -147,17 +147,9 @@ async fn start(config: RouterConfig) -> Result<Running, RouterError> {
 /// whatever was read at once is answered at once.
 async fn drive(router: Arc<Router>) {
     tokio::join!(
-        router.intake.drive(|message| outlive(&router, || intake::take(&router, message))),
-        router.dispatch.drive(|message| outlive(&router, || inbox::take(&router, message))),
+        router.intake.drive(|message| router.outlive(|| intake::take(&router, message))),
+        router.dispatch.drive(|message| router.outlive(|| inbox::take(&router, message))),
     );
-}
-
-/// A fault in the handling of one message costs that message, and never the others: everybody's pass here.
-fn outlive(router: &Router, handle: impl FnOnce()) {
-    if std::panic::catch_unwind(std::panic::AssertUnwindSafe(handle)).is_err() {
-        router.metrics.faults.inc();
-        tracing::error!("a message was dropped because of a fault in rankpin; please report what stands above");
-    }
 }
 
 async fn listen(listen: Listen) -> Result<Option<TcpListener>, RouterError> {

@@ -178,6 +178,14 @@ impl Router {
         }
     }
 
+    /// Handles one message. A fault in that costs the message, and never the others: everybody's pass here.
+    pub fn outlive(&self, handle: impl FnOnce()) {
+        if std::panic::catch_unwind(std::panic::AssertUnwindSafe(handle)).is_err() {
+            self.metrics.faults.inc();
+            tracing::error!("a message was dropped because of a fault in rankpin; please report what stands above");
+        }
+    }
+
     /// The shared state.
     pub fn state(&self) -> MutexGuard<'_, State> {
         // A panic while it was held leaves counts off by one at worst; going on serves everybody else.
