@@ -1,19 +1,44 @@
 //! Every hash that router replicas must agree on. Golden values pin them (`tests/golden/keys.json`).
 
 use std::fmt;
+use std::hash::{Hash, Hasher};
 
 use xxhash_rust::xxh3::{Xxh3, xxh3_64, xxh3_128};
 
 use super::id::{DpRank, Model, RankRange, SessionId, Tenant, WorkerId};
 
 /// Key of a pin in the bucket: `xxh3_128(tenant 0x00 model 0x00 session id)`, seed 0 (protocol section 8).
-#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct PinKey([u64; 2]);
+
+impl Hash for PinKey {
+    /// Two numbers: by the rule for arrays it would be bytes, which hashers take more time for.
+    fn hash<H: Hasher>(&self, hasher: &mut H) {
+        hasher.write_u64(self.0[0]);
+        hasher.write_u64(self.0[1]);
+    }
+}
 
 impl PinKey {
     /// The key of one (tenant, model, session).
     pub fn new(tenant: &Tenant, model: &Model, session: &SessionId) -> Self {
         Self::of(tenant.as_str(), model.as_str(), session.as_str())
+    }
+
+    /// The keys of the derived sessions of these prefixes (protocol section 4), in their order. There are as many as a
+    /// conversation has items, so what is alike in all of them is written once.
+    pub fn derived(tenant: &Tenant, model: &Model, prefixes: impl Iterator<Item = u64>) -> impl Iterator<Item = Self> {
+        const DIGITS: &[u8; 16] = b"0123456789abcdef";
+        let example = SessionId::derived(0);
+        let parts = [tenant.as_str().as_bytes(), &[0], model.as_str().as_bytes(), &[0], example.as_str().as_bytes()];
+        let mut text = parts.concat();
+        let digits_at = text.len() - 16;
+        prefixes.map(move |key| {
+            for (place, digit) in text[digits_at..].iter_mut().enumerate() {
+                *digit = DIGITS[(key >> (60 - 4 * place) & 0xf) as usize];
+            }
+            Self::of_hash(xxh3_128(&text))
+        })
     }
 
     /// The same, of texts not yet checked. Neither a tenant nor a session holds 0x00, so no two triples meet.
@@ -89,5 +114,16 @@ mod tests {
         assert_eq!(PinKey::parse("0193C2D9161482A25DF37E014C3FCA96"), None);
         assert_eq!(PinKey::parse("+193c2d9161482a25df37e014c3fca96"), None);
         assert_eq!(PinKey::parse("short"), None);
+    }
+
+    #[test]
+    fn keys_of_derived_sessions_are_those_of_their_ids() {
+        let tenant = Tenant::new("acme").expect("valid");
+        for model in ["m".to_owned(), "m".repeat(256)] {
+            let model = Model::new(&model).expect("valid");
+            let prefixes = [0, 1, 0xfedc_ba98_7654_3210, u64::MAX];
+            let one_by_one = prefixes.map(|key| PinKey::new(&tenant, &model, &SessionId::derived(key)));
+            assert!(PinKey::derived(&tenant, &model, prefixes.into_iter()).eq(one_by_one));
+        }
     }
 }

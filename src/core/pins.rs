@@ -3,6 +3,8 @@
 use std::collections::{HashMap, VecDeque};
 use std::time::{Duration, Instant};
 
+use foldhash::fast::RandomState;
+
 use super::hash::PinKey;
 use super::id::{Origin, Placement};
 
@@ -34,13 +36,13 @@ pub struct Entry {
     /// Whether this router has written this placement, or has put it again (protocol section 5).
     pub ours: bool,
     /// When a use refreshes its age.
-    refresh_at: Instant,
+    pub refresh_at: Instant,
 }
 
-/// The mirror.
+/// The mirror. Keys are hashes already, so a fast hasher that is seeded anew in each process is enough.
 #[derive(Debug)]
 pub struct Mirror {
-    entries: HashMap<PinKey, Entry>,
+    entries: HashMap<PinKey, Entry, RandomState>,
     ages: VecDeque<(Instant, PinKey, u64)>,
     derived: usize,
     ttl: Duration,
@@ -53,7 +55,7 @@ fn is_derived(entry: &Entry) -> bool {
 impl Mirror {
     /// An empty mirror of a bucket whose values live for `ttl`.
     pub fn new(ttl: Duration) -> Self {
-        Self { entries: HashMap::new(), ages: VecDeque::new(), derived: 0, ttl }
+        Self { entries: HashMap::default(), ages: VecDeque::new(), derived: 0, ttl }
     }
 
     /// The bucket's values live for another time than was configured.
@@ -110,11 +112,11 @@ impl Mirror {
         self.entries.get(&key).filter(|entry| now.saturating_duration_since(entry.stored) < self.ttl)
     }
 
-    /// The pin that a request continues: the first of these keys, deepest first, that is pinned and not shared by several
-    /// conversations (protocol section 4).
-    pub fn continued(&self, keys: &[PinKey], now: Instant) -> Option<(PinKey, &Pin)> {
-        let pin_at = |key: PinKey| Some((key, self.get(key, now)?.pin.as_ref()?));
-        keys.iter().find_map(|&key| pin_at(key).filter(|(_, pin)| !pin.shared))
+    /// Where the pin stands that a request continues: the first of these keys, deepest first, that is pinned and not
+    /// shared by several conversations (protocol section 4).
+    pub fn continued(&self, keys: &[PinKey], now: Instant) -> Option<(PinKey, &Entry)> {
+        let continues = |entry: &&Entry| entry.pin.as_ref().is_some_and(|pin| !pin.shared);
+        keys.iter().find_map(|&key| Some((key, self.get(key, now).filter(continues)?)))
     }
 
     /// The revision that a compare-and-set of this key has to expect; 0 where nothing stands there.

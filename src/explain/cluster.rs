@@ -242,7 +242,7 @@ fn judge(
     let workers = survey(&ask, fleet, rules, now);
     let pinned = mirror.continued(&keys, now);
     let follows = pinned.and_then(|(key, _)| found.iter().position(|one| one.key == key.to_string()));
-    let pin = pinned.map_or(Pin::None, |(_, pin)| Pin::At(&pin.placement));
+    let pin = pinned.and_then(|(_, entry)| entry.pin.as_ref()).map_or(Pin::None, |pin| Pin::At(&pin.placement));
     // The order of turns and random choices are each router's own; any seed shows one of them.
     let decided = decide(&ask, fleet, pin, rules, now, &mut rand::rngs::StdRng::seed_from_u64(0));
     let open = workers.iter().filter(|one| one.standing == Standing::Open).count();

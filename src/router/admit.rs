@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::route::Request;
-use super::state::{Keys, Router};
+use super::state::{Basis, Keys, Router};
 use crate::core::ask::Ask;
 use crate::core::error::RouteError;
 use crate::core::hash::PinKey;
@@ -118,11 +118,15 @@ fn check(router: &Router, message: &Message, headers: Block<'_>, known: &Known<'
 }
 
 fn keys(identity: &Identity, tenant: &Tenant) -> Keys {
-    let mut keys = identity.lookups().map(|id| PinKey::new(tenant, &identity.model, &id));
-    match identity.session.as_ref().map(|session| session.origin) {
-        None => Keys::None,
-        Some(Origin::Named) => keys.next().map_or(Keys::None, Keys::Named),
-        Some(Origin::Derived) => Keys::Derived(keys.collect()),
+    let Some(session) = &identity.session else { return Keys::None };
+    let own = || PinKey::new(tenant, &identity.model, &session.id);
+    match (session.origin, &identity.prefixes) {
+        (Origin::Named, _) => Keys::Named(own()),
+        (Origin::Derived, None) => Keys::Derived([own()].into()),
+        (Origin::Derived, Some(prefixes)) => {
+            let deepest_first = prefixes.strict().iter().rev().copied();
+            Keys::Derived(PinKey::derived(tenant, &identity.model, deepest_first).collect())
+        }
     }
 }
 
@@ -166,6 +170,7 @@ fn take(
         deadline: head.deadline_ms.map(|ms| (now + Duration::from_millis(ms.into()), ms.into())),
         mail: None,
         attempt: 0,
+        basis: Basis::default(),
         continued: None,
         claim: None,
         claimed: None,

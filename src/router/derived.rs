@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use super::admit::derived_pin_key;
 use super::route::Request;
-use super::state::{Keys, find_pin};
+use super::state::Keys;
 use crate::core::decide::Decision;
 use crate::core::hash::PinKey;
 use crate::core::id::{Origin, Placement, SessionId};
@@ -39,11 +39,10 @@ struct Write {
 impl Request {
     /// The pin that the request continues, where its session is derived.
     pub(super) fn find_continued(&self) -> Option<Continued> {
-        let Keys::Derived(prefixes) = &self.keys else { return None };
-        let state = self.router.state();
-        let (key, pin) = find_pin(&state.mirror, &self.keys, Instant::now())?;
-        let from_deepest = prefixes.iter().position(|other| *other == key)?;
-        Some(Continued { key, index: prefixes.len() - 1 - from_deepest, pin: pin.clone() })
+        let (Keys::Derived(keys), Some(key)) = (&self.keys, self.basis.key) else { return None };
+        let pin = self.router.state().mirror.get(key, Instant::now())?.pin.clone()?;
+        let from_deepest = keys.iter().position(|other| *other == key)?;
+        Some(Continued { key, index: keys.len() - 1 - from_deepest, pin })
     }
 
     /// The session as workers see it: of a derived one the id of its first request.
@@ -114,6 +113,9 @@ impl Request {
     }
 
     fn refresh_derived(&self, continued: &Continued) {
+        if !self.basis.is_refresh_due() {
+            return;
+        }
         let due = {
             let mut state = self.router.state();
             let now = Instant::now();

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 use super::route::{self, Request, Stage};
+use super::state::Basis;
 use crate::core::decide::Decision;
 use crate::core::fleet::WorkerSlot;
 use crate::core::id::{DpRank, RequestId, WorkerId};
@@ -39,7 +40,7 @@ pub enum Mail {
     /// It was in the queue and can't be placed as things stand now: it has to ask again to hear why.
     AskAgain,
     /// Room appeared: it is placed, and counted there; with the revision of the pin that it was decided by.
-    Granted(Box<(Decision, u64)>),
+    Granted(Box<(Decision, Basis)>),
     /// Nobody listens where it was sent.
     NoResponders,
     /// The worker took it.

@@ -64,15 +64,12 @@ pub fn finished(resting: Resting, finished: &Finished) {
 impl Request {
     /// Places and sends the request, as far as that goes without waiting. How far it went.
     fn place_in_passing(&mut self) -> Result<Stage, RouteError> {
-        if self.deadline.is_some()
-            || self.accept_until <= Instant::now()
-            || self.pin_to_recheck().is_some()
-            || !self.router.dispatch.is_connected()
-        {
+        if self.deadline.is_some() || self.accept_until <= Instant::now() || !self.router.dispatch.is_connected() {
             return Ok(Stage::Placing(None));
         }
         let asked = self.ask_now();
-        let Asked::Decided(decision, _) = &asked else { return Ok(Stage::Placing(Some(asked))) };
+        let Asked::Decided(decision, basis) = &asked else { return Ok(Stage::Placing(Some(asked))) };
+        self.basis = *basis;
         self.continued = self.find_continued();
         if self.value_before_dispatch(decision).is_some() {
             return Ok(Stage::Placing(Some(asked)));

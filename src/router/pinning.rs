@@ -9,9 +9,8 @@ use bytes::Bytes;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
-use super::admit::derived_pin_key;
 use super::route::Request;
-use super::state::{Keys, Router, find_pin};
+use super::state::{Keys, Router};
 use crate::core::decide::{Decision, PinStep};
 use crate::core::hash::PinKey;
 use crate::core::id::Placement;
@@ -190,25 +189,18 @@ impl Request {
         self.router.pins.is_unreachable() || self.contested >= MAX_CONTESTED
     }
 
-    /// The pin that has to be read from the bucket before the mirror is believed: once, while the mirror may be behind;
-    /// for a derived session of which the mirror knows no prefix and whose body holds an assistant item, the prefix
-    /// before the first of these, which another router may just have pinned; and a response that the mirror doesn't know,
-    /// which another may just have seen end (protocol sections 4 and 4.1).
+    /// The pin that may be read from the bucket, once, before the mirror is believed: a named session's own; of a derived
+    /// one whose body holds an assistant item the prefix before the first of these, which another router may just have
+    /// pinned; and a response that another may just have seen end (protocol sections 4 and 4.1).
     pub(super) fn pin_to_recheck(&self) -> Option<PinKey> {
         if self.rechecked || self.router.pins.is_unreachable() {
             return None;
         }
-        match &self.keys {
-            Keys::None => None,
-            Keys::Named(key) => (!self.router.state().mirror_fresh).then_some(*key),
-            Keys::Derived(keys) => {
-                let opening = match &self.prefixes {
-                    Some(prefixes) => derived_pin_key(&self.ask, prefixes.before_first_assistant()?),
-                    None => *keys.first()?,
-                };
-                let known = find_pin(&self.router.state().mirror, &self.keys, Instant::now()).is_some();
-                (!known).then_some(opening)
-            }
+        match (&self.keys, &self.prefixes) {
+            (Keys::None, _) => None,
+            (Keys::Named(key), _) => Some(*key),
+            (Keys::Derived(keys), None) => keys.first().copied(),
+            (Keys::Derived(keys), Some(prefixes)) => keys.iter().rev().nth(prefixes.before_first_assistant()?).copied(),
         }
     }
 
@@ -228,12 +220,13 @@ impl Request {
                 None
             }
             PinStep::Keep => {
-                let now = Instant::now();
+                let young = |since: Instant| since.elapsed() < self.claim_window();
+                if !self.basis.foreign_since.is_some_and(young) {
+                    return None;
+                }
                 let state = self.router.state();
-                let entry = state.mirror.get(key, now)?;
-                let young = now.saturating_duration_since(entry.stored) < self.claim_window();
-                let pin = entry.pin.as_ref()?;
-                (!entry.ours && young).then(|| self.value(&pin.placement))
+                let entry = state.mirror.get(key, Instant::now()).filter(|entry| !entry.ours)?;
+                Some(self.value(&entry.pin.as_ref()?.placement))
             }
         }
     }
@@ -243,7 +236,8 @@ impl Request {
     }
 
     /// Makes or confirms the pin before the dispatch, while no other request of this router may.
-    pub(super) async fn pin_before_dispatch(&mut self, decision: &Decision, value: Bytes, revision: u64) -> Pinned {
+    pub(super) async fn pin_before_dispatch(&mut self, decision: &Decision, value: Bytes) -> Pinned {
+        let revision = self.basis.revision;
         let Keys::Named(key) = self.keys else { return Pinned::Yes };
         if self.claim.is_none() {
             match self.router.claim(key) {
@@ -375,6 +369,9 @@ impl Request {
     }
 
     pub(super) fn refresh(&self, key: PinKey) {
+        if !self.basis.is_refresh_due() {
+            return;
+        }
         let due = {
             let mut state = self.router.state();
             if state.mirror.take_refresh(key, Instant::now()) {

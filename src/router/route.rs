@@ -10,7 +10,7 @@ use super::derived::Continued;
 use super::later::Later;
 use super::live::{Mail, Resting, Seq};
 use super::pinning::{Claim, Claimed, Pinned};
-use super::state::{Asked, Asking, Keys, Router};
+use super::state::{Asked, Asking, Basis, Keys, Router};
 use crate::core::ask::{Ask, Excluded, Failure};
 use crate::core::decide::{Decision, NoPlacement, PinStep};
 use crate::core::error::RouteError;
@@ -48,6 +48,8 @@ pub struct Request {
     /// Where its mail comes, once it has a task.
     pub(super) mail: Option<UnboundedReceiver<Mail>>,
     pub(super) attempt: u32,
+    /// What its last placement went by.
+    pub(super) basis: Basis,
     /// Of a derived session: the pin that it continues.
     pub(super) continued: Option<Continued>,
     /// The right to place the session, while nobody of this router may.
@@ -171,10 +173,11 @@ impl Request {
                 Some(asked) => asked,
                 None => self.ask_again().await?,
             };
-            let Some((decision, revision)) = self.wait_for(answer).await? else { continue };
+            let Some((decision, basis)) = self.wait_for(answer).await? else { continue };
+            self.basis = basis;
             self.continued = self.find_continued();
             let Some(value) = self.value_before_dispatch(&decision) else { return Ok(decision) };
-            match Box::pin(self.pin_before_dispatch(&decision, value, revision)).await {
+            match Box::pin(self.pin_before_dispatch(&decision, value)).await {
                 Pinned::Yes => return Ok(decision),
                 Pinned::AskAgain => self.leave()?,
             }
@@ -192,9 +195,6 @@ impl Request {
         if Instant::now() >= self.accept_until {
             return Err(self.timed_out());
         }
-        if let Some(key) = self.pin_to_recheck() {
-            Box::pin(self.recheck_pin(key)).await;
-        }
         Ok(self.ask_now())
     }
 
@@ -207,6 +207,7 @@ impl Request {
             holds_claim: self.claim.is_some(),
             claimed: self.claimed.map_or(0, |claimed| claimed.revision()),
             unreachable: self.is_bucket_unreachable(),
+            recheck: self.pin_to_recheck(),
         };
         self.router.ask(&asking, Instant::now())
     }
@@ -221,9 +222,13 @@ impl Request {
     }
 
     /// Takes the answer of one ask, and waits where it has to. `None`: things have changed, ask again.
-    async fn wait_for(&mut self, asked: Asked) -> Result<Option<(Decision, u64)>, RouteError> {
+    async fn wait_for(&mut self, asked: Asked) -> Result<Option<(Decision, Basis)>, RouteError> {
         match asked {
-            Asked::Decided(decision, revision) => Ok(Some((decision, revision))),
+            Asked::Decided(decision, basis) => Ok(Some((decision, basis))),
+            Asked::Recheck(key) => {
+                Box::pin(self.recheck_pin(key)).await;
+                Ok(None)
+            }
             Asked::Failed(NoPlacement::Refused(error)) => Err(self.final_error(error)),
             Asked::Failed(NoPlacement::Exhausted | NoPlacement::Wait(_)) => {
                 Err(self.final_error(RouteError::NoWorker("no worker that may take the request is left".into())))
@@ -236,7 +241,7 @@ impl Request {
         }
     }
 
-    async fn wait_for_room(&mut self) -> Result<Option<(Decision, u64)>, RouteError> {
+    async fn wait_for_room(&mut self) -> Result<Option<(Decision, Basis)>, RouteError> {
         let mail = self.next_mail(self.accept_until).await;
         self.router.leave_queue(self.priority, self.seq);
         match mail? {
@@ -247,7 +252,10 @@ impl Request {
     }
 
     /// Another request of this router is placing the session: asks again when it is done.
-    async fn wait_for_claim(&mut self, mut claim: watch::Receiver<()>) -> Result<Option<(Decision, u64)>, RouteError> {
+    async fn wait_for_claim(
+        &mut self,
+        mut claim: watch::Receiver<()>,
+    ) -> Result<Option<(Decision, Basis)>, RouteError> {
         // Cancel-safe: a claim that ends while mail comes first is seen at the next ask.
         tokio::select! {
             _ = claim.changed() => Ok(None),

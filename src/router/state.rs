@@ -20,7 +20,7 @@ use crate::core::fleet::{Fleet, WorkerSlot};
 use crate::core::hash::PinKey;
 use crate::core::id::{Placement, WorkerId};
 use crate::core::mode::AffinityMode;
-use crate::core::pins::Mirror;
+use crate::core::pins::{Entry, Mirror};
 use crate::core::queue::Queue;
 use crate::core::worker::WorkerKind;
 use crate::nats::Lane;
@@ -106,11 +106,41 @@ impl Keys {
     }
 }
 
+/// What stood in the mirror when a request was placed.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Basis {
+    /// Where the session's pin stood, or of a named session may stand.
+    pub key: Option<PinKey>,
+    /// The revision of what stood there, for a compare-and-set; 0: nothing.
+    pub revision: u64,
+    /// Since when it stood there, where another router wrote it and this one has not put it again.
+    pub foreign_since: Option<Instant>,
+    refresh_at: Option<Instant>,
+}
+
+impl Basis {
+    fn of(key: PinKey, entry: Option<&Entry>) -> Self {
+        let foreign = |entry: &Entry| (!entry.ours).then_some(entry.stored);
+        Self {
+            key: Some(key),
+            revision: entry.map_or(0, |entry| entry.revision),
+            foreign_since: entry.and_then(foreign),
+            refresh_at: entry.map(|entry| entry.refresh_at),
+        }
+    }
+
+    /// Whether a use may have to refresh the pin's age; the mirror knows for certain.
+    pub fn is_refresh_due(&self) -> bool {
+        self.refresh_at.is_some_and(|at| at <= Instant::now())
+    }
+}
+
 /// What a request that asks for a placement gets.
 pub enum Asked {
-    /// A placement, at which it is counted from now on, and the revision of the named session's pin that it was made
-    /// by (0: none).
-    Decided(Decision, u64),
+    /// A placement, at which it is counted from now on, and what it goes by.
+    Decided(Decision, Basis),
+    /// The mirror may not know of this pin: it has to be read from the bucket first.
+    Recheck(PinKey),
     /// Another request of this router is claiming the session: ask again when it is done.
     Busy(watch::Receiver<()>),
     /// No room; it is in the queue, and gets mail.
@@ -137,6 +167,8 @@ pub struct Asking<'r> {
     pub claimed: u64,
     /// Whether the pins bucket is unreachable.
     pub unreachable: bool,
+    /// What may be read from the bucket before the mirror is believed.
+    pub recheck: Option<PinKey>,
 }
 
 impl Router {
@@ -206,8 +238,19 @@ impl Router {
         {
             return Asked::Busy(claim.clone());
         }
-        match state.place(asking, self.rules, now) {
-            Ok(decision) => Asked::Decided(decision, state.revision(asking.keys, now)),
+        let (basis, pinned) = state.look_up(asking.keys, now);
+        let doubtful = match asking.keys {
+            Keys::None => false,
+            Keys::Named(_) => !state.mirror_fresh,
+            Keys::Derived(_) => pinned.is_none(),
+        };
+        if let Some(key) = asking.recheck.filter(|_| doubtful) {
+            return Asked::Recheck(key);
+        }
+        // To itself a request is not pinned where it has claimed.
+        let pinned = pinned.filter(|_| asking.claimed == 0 || asking.claimed != basis.revision);
+        match state.place(asking.seq, asking.ask, pinned.as_ref(), asking.unreachable, self.rules, now) {
+            Ok(decision) => Asked::Decided(decision, basis),
             Err(NoPlacement::Wait(wants)) => {
                 let waiting = Waiting { seq: asking.seq, ask: asking.ask.clone(), keys: asking.keys.clone(), wants };
                 if state.queue.push(asking.priority, asking.seq, waiting) { Asked::Queued } else { Asked::QueueFull }
@@ -245,33 +288,39 @@ impl Router {
 }
 
 impl State {
-    fn place(&mut self, asking: &Asking<'_>, rules: Rules, now: Instant) -> Result<Decision, NoPlacement> {
-        let own = asking.claimed != 0 && self.revision(asking.keys, now) == asking.claimed;
-        let keys = if own { &Keys::None } else { asking.keys };
-        let decision = self.decide(asking.ask, keys, asking.unreachable, rules, now)?;
-        self.occupy(asking.seq, &decision);
-        Ok(decision)
+    /// What the mirror knows of a request's session: where it is pinned is the placement of its pin, of a derived one of
+    /// the deepest strict prefix that is pinned and not shared (protocol section 4).
+    fn look_up(&self, keys: &Keys, now: Instant) -> (Basis, Option<Placement>) {
+        let (key, entry) = match keys {
+            Keys::None => return (Basis::default(), None),
+            Keys::Named(key) => (*key, self.mirror.get(*key, now)),
+            Keys::Derived(prefixes) => match self.mirror.continued(prefixes, now) {
+                Some((key, entry)) => (key, Some(entry)),
+                None => return (Basis::default(), None),
+            },
+        };
+        let pin = entry.and_then(|entry| entry.pin.as_ref());
+        (Basis::of(key, entry), pin.map(|pin| pin.placement.clone()))
     }
 
-    fn decide(
+    /// Decides where a request goes, and counts it there.
+    fn place(
         &mut self,
+        seq: Seq,
         ask: &Ask,
-        keys: &Keys,
+        pinned: Option<&Placement>,
         unreachable: bool,
         rules: Rules,
         now: Instant,
     ) -> Result<Decision, NoPlacement> {
-        let pinned = find_pin(&self.mirror, keys, now).map(|(_, pin)| pin.placement.clone());
-        let pin = match &pinned {
+        let pin = match pinned {
             Some(placement) => Pin::At(placement),
             None if unreachable && ask.session.is_some() => Pin::Unreachable,
             None => Pin::None,
         };
-        decide(ask, &mut self.fleet, pin, rules, now, &mut self.rng)
-    }
-
-    fn revision(&self, keys: &Keys, now: Instant) -> u64 {
-        keys.named().map_or(0, |key| self.mirror.revision(key, now))
+        let decision = decide(ask, &mut self.fleet, pin, rules, now, &mut self.rng)?;
+        self.occupy(seq, &decision);
+        Ok(decision)
     }
 
     fn occupy(&mut self, seq: Seq, decision: &Decision) {
@@ -338,13 +387,11 @@ impl State {
     /// Places a waiting request where there is room now. What can't be placed at all any more is told by asking
     /// again: it leaves the queue with mail that makes it do so.
     fn grant(&mut self, waiting: &Waiting, rules: Rules, now: Instant) -> bool {
-        let decided = self.decide(&waiting.ask, &waiting.keys, false, rules, now);
-        match decided {
+        let (basis, pinned) = self.look_up(&waiting.keys, now);
+        match self.place(waiting.seq, &waiting.ask, pinned.as_ref(), false, rules, now) {
             Ok(decision) => {
-                self.occupy(waiting.seq, &decision);
-                let revision = self.revision(&waiting.keys, now);
                 if let Some(live) = self.live.get_mut(waiting.seq) {
-                    live.send(Mail::Granted(Box::new((decision, revision))));
+                    live.send(Mail::Granted(Box::new((decision, basis))));
                 }
                 true
             }
@@ -356,16 +403,6 @@ impl State {
                 true
             }
         }
-    }
-}
-
-/// The pin that a request continues: of a derived session the deepest strict prefix that is pinned and not shared
-/// (protocol section 4).
-pub fn find_pin<'m>(mirror: &'m Mirror, keys: &Keys, now: Instant) -> Option<(PinKey, &'m crate::core::pins::Pin)> {
-    match keys {
-        Keys::None => None,
-        Keys::Named(key) => Some((*key, mirror.get(*key, now)?.pin.as_ref()?)),
-        Keys::Derived(prefixes) => mirror.continued(prefixes, now),
     }
 }
 

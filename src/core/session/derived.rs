@@ -101,10 +101,10 @@ impl Prefixes {
         self.assistants.iter().rev().find(|index| **index < last).map(|index| self.keys[*index])
     }
 
-    /// The prefix before the first assistant item, if any: what is asked of the bucket where the mirror knows nothing.
-    pub fn before_first_assistant(&self) -> Option<u64> {
-        let before = self.assistants.first()?.checked_sub(1)?;
-        Some(self.keys[before])
+    /// Index of the prefix before the first assistant item, if any: what is asked of the bucket where the mirror knows
+    /// nothing.
+    pub fn before_first_assistant(&self) -> Option<usize> {
+        self.assistants.first()?.checked_sub(1)
     }
 }
 
@@ -150,7 +150,7 @@ mod tests {
         assert_eq!(prefixes(&[A, A]).last_assistant(), Some(keys(&[A, A])[0]));
         assert_eq!(prefixes(&[S, I, A, I, I]).last_assistant(), Some(keys(&[S, I, A, I, I])[1]));
         assert_eq!(prefixes(&[I, A, I, A]).last_assistant(), Some(keys(&[I, A, I, A])[1]));
-        assert_eq!(prefixes(&[I, A, I]).before_first_assistant(), Some(keys(&[I])[0]));
+        assert_eq!(prefixes(&[I, A, I]).before_first_assistant(), Some(0));
         assert_eq!(prefixes(&[S, A, I]).before_first_assistant(), None);
         let mixed = prefixes(&[I, A, I]);
         assert_eq!([0, 1, 2].map(|i| mixed.covers_assistant(i)), [false, true, true]);

@@ -1,6 +1,7 @@
 //! JSON, strictly by RFC 8259, told to the counter as it is read. Nesting costs a bit a level, never stack.
 
 use super::counter::{Container, Counter, Scalar};
+use super::marks::Marks;
 use super::text::{self, Scratch, Text};
 use super::{Flaw, MAX_LEVELS};
 
@@ -15,10 +16,12 @@ enum Deep {
 
 /// Reads a body: one value and nothing after it.
 pub(super) fn read(body: &[u8], counter: &mut Counter) -> Result<(), Flaw> {
-    Reader::new(body, Deep::PassOver).read(counter)
+    let mut reader = Reader::new(body, Deep::PassOver);
+    reader.not_utf8_at = text::first_not_utf8(body).unwrap_or(usize::MAX);
+    reader.read(counter)
 }
 
-/// Reads a text of arguments into the counter if it is a JSON object of at most [`MAX_LEVELS`]. Where it isn't, false,
+/// Reads a text of arguments, which is UTF-8, into the counter if it is a JSON object of at most [`MAX_LEVELS`]. Where it isn't, false,
 /// and the counter was told of a part of it.
 pub(super) fn read_object(text: &[u8], counter: &mut Counter) -> bool {
     let mut reader = Reader::new(text, Deep::Refuse);
@@ -29,6 +32,9 @@ pub(super) fn read_object(text: &[u8], counter: &mut Counter) -> bool {
 struct Reader<'b> {
     bytes: &'b [u8],
     at: usize,
+    /// The first byte that is not UTF-8. Outside strings nothing but ASCII is JSON anyway.
+    not_utf8_at: usize,
+    marks: Marks,
     /// The last string with escapes.
     scratch: Scratch,
     nesting: Nesting,
@@ -44,7 +50,15 @@ enum Next {
 
 impl<'b> Reader<'b> {
     fn new(bytes: &'b [u8], deep: Deep) -> Self {
-        Self { bytes, at: 0, scratch: Scratch::default(), nesting: Nesting::default(), deep }
+        Self {
+            bytes,
+            at: 0,
+            not_utf8_at: usize::MAX,
+            marks: Marks::new(),
+            scratch: Scratch::default(),
+            nesting: Nesting::default(),
+            deep,
+        }
     }
 
     fn read(&mut self, counter: &mut Counter) -> Result<(), Flaw> {
@@ -135,7 +149,11 @@ impl<'b> Reader<'b> {
             return Err(self.flaw("no name in quotes"));
         }
         let start = self.at;
-        let (name, behind) = text::read(self.bytes, start + 1, counter.wants_key(), &mut self.scratch)?;
+        let wanted = counter.wants_key();
+        let (name, behind) = text::read(self.bytes, start + 1, wanted, &mut self.marks, &mut self.scratch)?;
+        if behind > self.not_utf8_at {
+            return Err(text::not_utf8(self.not_utf8_at));
+        }
         self.at = behind;
         if let Text::Said(name) = name {
             counter.key(name).map_err(|field| Flaw::twice(field, start))?;
@@ -149,7 +167,11 @@ impl<'b> Reader<'b> {
     }
 
     fn string(&mut self, counter: &mut Counter) -> Result<(), Flaw> {
-        let (text, behind) = text::read(self.bytes, self.at + 1, counter.wants_text(), &mut self.scratch)?;
+        let wanted = counter.wants_text();
+        let (text, behind) = text::read(self.bytes, self.at + 1, wanted, &mut self.marks, &mut self.scratch)?;
+        if behind > self.not_utf8_at {
+            return Err(text::not_utf8(self.not_utf8_at));
+        }
         self.at = behind;
         match text {
             Text::Said(text) => counter.text(text),

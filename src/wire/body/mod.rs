@@ -10,8 +10,8 @@
 mod counter;
 mod fields;
 mod json;
+mod marks;
 mod msgpack;
-mod run;
 mod tally;
 mod text;
 mod trace;

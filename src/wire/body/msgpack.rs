@@ -1,7 +1,7 @@
 //! MessagePack, told to the counter as it is read. What a length field claims is never reserved, only read.
 
 use super::counter::{Container, Counter, Counts, Scalar};
-use super::text::check_utf8;
+use super::text::{first_not_utf8, not_utf8};
 use super::{Flaw, MAX_LEVELS};
 
 /// Reads a body: one value and nothing after it.
@@ -125,8 +125,10 @@ impl<'b> Reader<'b> {
 
     fn text(&mut self, len: u64) -> Result<Token<'b>, Flaw> {
         let bytes = self.take(len)?;
-        check_utf8(bytes, self.at - bytes.len())?;
-        Ok(Token::Text(bytes))
+        match first_not_utf8(bytes) {
+            None => Ok(Token::Text(bytes)),
+            Some(place) => Err(not_utf8(self.at - bytes.len() + place)),
+        }
     }
 
     /// A value whose bytes don't matter.

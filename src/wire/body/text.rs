@@ -1,13 +1,13 @@
 //! Strings of JSON: where they end, and what they say.
 //!
-//! A text without escapes is a slice of the body. One with escapes is decoded into a scratch buffer, words of eight bytes
-//! at a time. A text that is not ASCII is checked to be UTF-8 while it is still in the cache.
+//! A text without escapes is a slice of the body. One with escapes is decoded into a scratch buffer. Whether the body is
+//! UTF-8 was found out before: here it is only looked at whether a string holds the place where it is not.
 
 use super::Flaw;
-use super::run::{Run, SHORT_RUN_WORDS, is_ascii, plain_run, specials};
+use super::marks::Marks;
 
-/// Room for decoded text made at least, in bytes.
-const ROOM: usize = 4096;
+/// Bytes copied at once where a run is short, which most are: what is too much is written over.
+const CHUNK: usize = 128;
 
 /// A string that was read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -24,25 +24,21 @@ pub(super) fn read<'t>(
     bytes: &'t [u8],
     start: usize,
     wanted: bool,
+    marks: &mut Marks,
     scratch: &'t mut Scratch,
 ) -> Result<(Text<'t>, usize), Flaw> {
-    let mut run = plain_run(&bytes[start..]);
-    let escaped = bytes.get(start + run.len) == Some(&b'\\');
+    let mut at = marks.next(bytes, start);
+    let escaped = bytes.get(at) == Some(&b'\\');
     if escaped && wanted {
-        scratch.begin(&bytes[start..start + run.len]);
-        run = run.and(scratch.decode(bytes, start + run.len)?);
+        scratch.filled = 0;
+        at = scratch.decode(bytes, start, at, marks)?;
     } else if escaped {
-        run = run.and(skim(bytes, start + run.len)?);
+        at = skim(bytes, at, marks)?;
     }
-    let at = start + run.len;
     match bytes.get(at) {
         Some(b'"') => {}
         Some(_) => return Err(Flaw::syntax("a control character in a string", at)),
         None => return Err(Flaw::syntax("the end inside a string", at)),
-    }
-    if !run.ascii {
-        // Escapes are ASCII, so the text is UTF-8 where what is written is, and nowhere else.
-        check_utf8(&bytes[start..at], start)?;
     }
     let text = match (wanted, escaped) {
         (false, _) => Text::Unwanted,
@@ -52,22 +48,29 @@ pub(super) fn read<'t>(
     Ok((text, at + 1))
 }
 
-/// Checks that bytes are UTF-8; `offset` is where they stand in the body.
-pub(super) fn check_utf8(bytes: &[u8], offset: usize) -> Result<(), Flaw> {
-    match simdutf8::compat::from_utf8(bytes) {
-        Ok(_) => Ok(()),
-        Err(error) => Err(Flaw::syntax("text that is not UTF-8", offset + error.valid_up_to())),
-    }
+/// The first byte that is not UTF-8, if there is one.
+pub(super) fn first_not_utf8(bytes: &[u8]) -> Option<usize> {
+    // The first way is the faster one, and doesn't say where.
+    simdutf8::basic::from_utf8(bytes).err()?;
+    std::str::from_utf8(bytes).err().map(|error| error.valid_up_to())
+}
+
+/// That a text is not UTF-8, from this byte of the body on.
+pub(super) fn not_utf8(at: usize) -> Flaw {
+    Flaw::syntax("text that is not UTF-8", at)
 }
 
 /// Passes over the rest of a string, from an escape to what ends it.
-fn skim(bytes: &[u8], start: usize) -> Result<Run, Flaw> {
-    let mut all = Run::default();
-    while bytes.get(start + all.len) == Some(&b'\\') {
-        all.len = Escape::read(bytes, start + all.len)?.1 - start;
-        all = all.and(plain_run(&bytes[start + all.len..]));
+fn skim(bytes: &[u8], escape: usize, marks: &mut Marks) -> Result<usize, Flaw> {
+    let mut at = escape;
+    while bytes.get(at) == Some(&b'\\') {
+        let behind = match short_escape(bytes, at) {
+            Some(_) => at + 2,
+            None => unit(bytes, at).map(|_| at + UNIT_LEN)?,
+        };
+        at = marks.next(bytes, behind);
     }
-    Ok(all)
+    Ok(at)
 }
 
 /// The decoded text of the last string with escapes. It grows to the longest one and is written over by the next.
@@ -82,108 +85,48 @@ impl Scratch {
         &self.buffer[..self.filled]
     }
 
-    fn begin(&mut self, plain: &[u8]) {
-        self.filled = 0;
-        self.push(plain);
-    }
-
-    /// Decodes the rest of a string, from an escape to what ends it.
-    fn decode(&mut self, bytes: &[u8], start: usize) -> Result<Run, Flaw> {
-        let mut all = Run::default();
+    /// Decodes a string from `start` on, whose first escape stands at `escape`; gives the place of what ends it.
+    fn decode(&mut self, bytes: &[u8], start: usize, escape: usize, marks: &mut Marks) -> Result<usize, Flaw> {
+        let (mut plain, mut at) = (start, escape);
         loop {
-            all = all.and(self.decode_words(&bytes[start + all.len..]));
-            let at = start + all.len;
-            match bytes.get(at) {
-                Some(b'\\') => {
-                    let units = self.decode_units(&bytes[at..]);
-                    let behind = if units > 0 { at + units } else { self.decode_escape(bytes, at)? };
-                    all.len = behind - start;
-                }
-                Some(b'"' | ..=0x1f) | None => return Ok(all),
-                Some(_) => {
-                    let run = plain_run(&bytes[at..]);
-                    self.push(&bytes[at..at + run.len]);
-                    all = all.and(run);
-                }
+            self.push(&bytes[plain..], at - plain);
+            if bytes.get(at) != Some(&b'\\') {
+                return Ok(at);
             }
-        }
-    }
-
-    /// Copies words and decodes the escapes of two bytes among them, up to anything else. A whole word is copied
-    /// before it is known how much of it counts: what is too much is written over.
-    fn decode_words(&mut self, bytes: &[u8]) -> Run {
-        self.make_room(ROOM);
-        let mut input = bytes;
-        let mut room = &mut self.buffer[self.filled..];
-        let before = room.len();
-        let mut plain_words = 0;
-        let mut seen = 0;
-        while let (Some(bytes), Some(slot)) = (input.first_chunk(), room.first_chunk_mut()) {
-            *slot = *bytes;
-            let word = u64::from_le_bytes(*bytes);
-            seen |= word;
-            let marks = specials(word);
-            if marks == 0 {
-                (input, room) = (&input[8..], &mut room[8..]);
-                plain_words += 1;
-                if plain_words == SHORT_RUN_WORDS {
-                    break;
+            plain = match short_escape(bytes, at) {
+                Some(byte) => {
+                    self.push(&[byte], 1);
+                    at + 2
                 }
-                continue;
-            }
-            let place = (marks.trailing_zeros() / 8) as usize;
-            let escaped = match input.get(place..) {
-                Some([b'\\', escape, ..]) => SHORT_ESCAPES[usize::from(*escape)],
-                Some(_) | None => 0,
+                None => self.decode_units(bytes, at)?,
             };
-            if escaped == 0 {
-                (input, room) = (&input[place..], &mut room[place..]);
-                break;
-            }
-            room[place] = escaped;
-            (input, room) = (&input[place + 2..], &mut room[place + 1..]);
-            plain_words = 0;
+            at = marks.next(bytes, plain);
         }
-        self.filled += before - room.len();
-        Run { len: bytes.len() - input.len(), ascii: is_ascii(seen) }
     }
 
-    /// Decodes the code units, one after the other, that are characters by themselves; gives how many bytes they take.
-    fn decode_units(&mut self, bytes: &[u8]) -> usize {
-        self.make_room(ROOM);
-        let mut input = bytes;
-        let mut room = &mut self.buffer[self.filled..];
-        let before = room.len();
-        while let ([b'\\', b'u', digits @ ..], true) = (input, room.len() >= 4)
-            && let Some(unit) = digits.first_chunk().and_then(hex_unit)
-            && let Some(decoded) = char::from_u32(u32::from(unit))
-        {
-            let len = decoded.encode_utf8(room).len();
-            (input, room) = (&input[6..], &mut room[len..]);
-        }
-        self.filled += before - room.len();
-        bytes.len() - input.len()
-    }
-
-    fn decode_escape(&mut self, bytes: &[u8], at: usize) -> Result<usize, Flaw> {
-        let (escape, behind) = Escape::read(bytes, at)?;
-        match escape {
-            Escape::Byte(byte) => {
-                self.push(&[byte]);
-                Ok(behind)
-            }
-            Escape::Unit(unit) => {
-                let (decoded, behind) = Escape::scalar(unit, bytes, behind)?;
-                self.push(decoded.encode_utf8(&mut [0; 4]).as_bytes());
-                Ok(behind)
+    /// Decodes code units, one after the other; gives the place behind the last.
+    fn decode_units(&mut self, bytes: &[u8], start: usize) -> Result<usize, Flaw> {
+        let mut at = start;
+        loop {
+            let (decoded, behind) = scalar(bytes, at)?;
+            self.make_room(decoded.len_utf8());
+            self.filled += decoded.encode_utf8(&mut self.buffer[self.filled..]).len();
+            at = behind;
+            if bytes.get(at..at + 2) != Some(b"\\u") {
+                return Ok(at);
             }
         }
     }
 
-    fn push(&mut self, text: &[u8]) {
-        self.make_room(text.len());
-        self.buffer[self.filled..self.filled + text.len()].copy_from_slice(text);
-        self.filled += text.len();
+    /// Takes over the first `len` bytes.
+    fn push(&mut self, bytes: &[u8], len: usize) {
+        self.make_room(len.max(CHUNK));
+        let room = &mut self.buffer[self.filled..];
+        match (bytes.first_chunk::<CHUNK>(), room.first_chunk_mut()) {
+            (Some(chunk), Some(slot)) if len <= CHUNK => *slot = *chunk,
+            _ => room[..len].copy_from_slice(&bytes[..len]),
+        }
+        self.filled += len;
     }
 
     fn make_room(&mut self, more: usize) {
@@ -208,46 +151,40 @@ const SHORT_ESCAPES: [u8; 256] = {
     table
 };
 
-/// One escape sequence.
-enum Escape {
-    /// It stands for one ASCII character.
-    Byte(u8),
-    /// `\uXXXX`, a UTF-16 code unit.
-    Unit(u16),
+/// What the escape of two bytes at `at` stands for; `None` where it is none of these.
+fn short_escape(bytes: &[u8], at: usize) -> Option<u8> {
+    let byte = SHORT_ESCAPES[usize::from(*bytes.get(at + 1)?)];
+    (byte != 0).then_some(byte)
 }
 
-impl Escape {
-    /// Reads the escape whose backslash stands at `at`; gives the place behind it.
-    fn read(bytes: &[u8], at: usize) -> Result<(Self, usize), Flaw> {
-        let Some(escape) = bytes.get(at + 1) else {
-            return Err(Flaw::syntax("the end inside a string", at + 1));
-        };
-        if *escape == b'u' {
-            let unit = bytes.get(at + 2..).and_then(|digits| hex_unit(digits.first_chunk()?));
-            let unit = unit.ok_or(Flaw::syntax("\\u without four hex digits", at))?;
-            return Ok((Self::Unit(unit), at + 6));
-        }
-        match SHORT_ESCAPES[usize::from(*escape)] {
-            0 => Err(Flaw::syntax("an escape that JSON does not have", at)),
-            byte => Ok((Self::Byte(byte), at + 2)),
-        }
-    }
+/// Bytes of a code unit's escape: `\uXXXX`.
+const UNIT_LEN: usize = 6;
 
-    /// The character of a code unit and, where that is the first half of a surrogate pair, the second half, whose escape
-    /// stands at `at`. Gives the place behind. A lone surrogate is U+FFFD (protocol section 4).
-    fn scalar(unit: u16, bytes: &[u8], at: usize) -> Result<(char, usize), Flaw> {
-        if let Some(scalar) = char::from_u32(u32::from(unit)) {
-            return Ok((scalar, at));
-        }
-        if bytes.get(at..at + 2) == Some(b"\\u")
-            && let (Self::Unit(second), behind) = Self::read(bytes, at)?
-            && let Some(Ok(scalar)) = char::decode_utf16([unit, second]).next()
-        {
-            return Ok((scalar, behind));
-        }
-        // Another unit that follows is read again, on its own.
-        Ok((char::REPLACEMENT_CHARACTER, at))
+/// The code unit whose escape stands at `at`; whatever else stands there is no escape that JSON has.
+fn unit(bytes: &[u8], at: usize) -> Result<u16, Flaw> {
+    match bytes.get(at + 1) {
+        Some(b'u') => {}
+        Some(_) => return Err(Flaw::syntax("an escape that JSON does not have", at)),
+        None => return Err(Flaw::syntax("the end inside a string", at + 1)),
     }
+    let digits = bytes.get(at + 2..).and_then(|digits| digits.first_chunk());
+    digits.and_then(hex_unit).ok_or(Flaw::syntax("\\u without four hex digits", at))
+}
+
+/// The character of the code unit at `at` or, where that is the first half of a surrogate pair, of both halves; gives the
+/// place behind. A lone surrogate is U+FFFD (protocol section 4).
+fn scalar(bytes: &[u8], at: usize) -> Result<(char, usize), Flaw> {
+    let (first, behind) = (unit(bytes, at)?, at + UNIT_LEN);
+    if let Some(scalar) = char::from_u32(u32::from(first)) {
+        return Ok((scalar, behind));
+    }
+    if bytes.get(behind..behind + 2) == Some(b"\\u")
+        && let Some(Ok(scalar)) = char::decode_utf16([first, unit(bytes, behind)?]).next()
+    {
+        return Ok((scalar, behind + UNIT_LEN));
+    }
+    // Another unit that follows is read again, on its own.
+    Ok((char::REPLACEMENT_CHARACTER, behind))
 }
 
 fn hex_unit(digits: &[u8; 4]) -> Option<u16> {
@@ -279,8 +216,8 @@ mod tests {
     fn decoded(string: &str) -> Result<String, &'static str> {
         let bytes = format!("{string}\"");
         let (mut scratch, mut unused) = (Scratch::default(), Scratch::default());
-        let skimmed = read(bytes.as_bytes(), 0, false, &mut unused).map(|read| read.1);
-        match read(bytes.as_bytes(), 0, true, &mut scratch) {
+        let skimmed = read(bytes.as_bytes(), 0, false, &mut Marks::new(), &mut unused).map(|read| read.1);
+        match read(bytes.as_bytes(), 0, true, &mut Marks::new(), &mut scratch) {
             Ok((Text::Said(text), end)) => {
                 assert_eq!(skimmed, Ok(end));
                 Ok(String::from_utf8(text.to_vec()).expect("UTF-8"))
@@ -317,8 +254,8 @@ mod tests {
     }
 
     #[test]
-    fn texts_longer_than_the_room_are_decoded() {
-        for len in [ROOM - 9, ROOM - 1, ROOM, ROOM + 1, 3 * ROOM, 10 * ROOM] {
+    fn texts_of_every_length_are_decoded() {
+        for len in [CHUNK - 9, CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK, 1000 * CHUNK] {
             for piece in [r"\n", r"1234567\t", r"\u00e9", "x"] {
                 let text = piece.repeat(len / piece.len());
                 let plain = piece.replace(r"\n", "\n").replace(r"\t", "\t").replace(r"\u00e9", "é");
