@@ -1,5 +1,8 @@
 //! The NATS protocol as a server would send it: however the bytes are cut into pieces, the same operations are read.
 
+use std::pin::pin;
+use std::task::{Context, Poll, Waker};
+
 use rankpin::nats::lane::{Decoder, Op, ProtocolError};
 use rankpin::nats::{Block, Lines};
 
@@ -24,12 +27,11 @@ pub fn frames(data: &[u8]) {
 fn read(sent: &[u8], piece: usize) -> (Vec<Op>, Option<ProtocolError>) {
     let (mut decoder, mut ops, mut rest) = (Decoder::default(), Vec::new(), sent);
     while !rest.is_empty() {
-        let space = decoder.space();
-        let count = piece.min(rest.len()).min(space.len());
+        let mut source = &rest[..piece.min(rest.len())];
+        let reading = pin!(decoder.read(&mut source)).poll(&mut Context::from_waker(Waker::noop()));
+        let Poll::Ready(Ok(count)) = reading else { panic!("a slice is read at once") };
         assert!(count > 0, "there is room as long as everything is read");
-        space[..count].copy_from_slice(&rest[..count]);
         rest = &rest[count..];
-        decoder.filled(count);
         loop {
             match decoder.decode() {
                 Ok(Some(op)) => ops.push(op),

@@ -6,6 +6,8 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
+use foldhash::fast::RandomState;
+
 use super::id::{DpRank, InstanceId, Model, WorkerId};
 use super::load::Report;
 use super::worker::{WorkerKind, WorkerSpec, WorkerState};
@@ -115,9 +117,9 @@ pub enum Registered {
 pub struct Fleet {
     slots: Vec<(u32, Option<Worker>)>,
     free: Vec<u32>,
-    by_id: HashMap<WorkerId, u32>,
-    by_model: HashMap<Model, Vec<u32>>,
-    known_models: HashMap<Model, Instant>,
+    by_id: HashMap<WorkerId, u32, RandomState>,
+    by_model: HashMap<Model, Vec<u32>, RandomState>,
+    known_models: HashMap<Model, Instant, RandomState>,
     /// Whose turn it was last, in turns of the whole fleet.
     turn: f64,
 }

@@ -8,6 +8,7 @@ use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasherDefault, Hasher};
 use std::time::{Duration, Instant};
 
+use foldhash::fast::RandomState;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 use super::route::{self, Request, Stage};
@@ -160,7 +161,7 @@ pub struct LiveRequests {
     next: Seq,
     bytes: usize,
     by_seq: HashMap<Seq, Live, Numbers>,
-    by_id: HashMap<RequestId, Seq>,
+    by_id: HashMap<RequestId, Seq, RandomState>,
     /// Further requests of an id that another one has.
     same_id: HashMap<RequestId, Vec<Seq>>,
     given_up: HashMap<(Seq, u32), (RequestId, WorkerId)>,
@@ -201,13 +202,13 @@ impl LiveRequests {
                 self.same_id.remove(&live.id);
             }
         }
-        if self.by_id.get(&live.id) == Some(&seq) {
+        if let Entry::Occupied(mut first) = self.by_id.entry(live.id)
+            && *first.get() == seq
+        {
             match next {
-                Some(next) => {
-                    self.by_id.insert(live.id, next);
-                }
+                Some(next) => *first.get_mut() = next,
                 None => {
-                    self.by_id.remove(&live.id);
+                    first.remove();
                 }
             }
         }

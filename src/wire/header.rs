@@ -115,7 +115,7 @@ impl<'h> Known<'h> {
             let Some(index) = index_of(spelling) else {
                 continue;
             };
-            let value = value.trim();
+            let value = trimmed(value);
             if value.is_empty() {
                 continue;
             }
@@ -139,25 +139,39 @@ impl<'h> Known<'h> {
 }
 
 fn index_of(name: &str) -> Option<usize> {
-    // Most names differ in their length already.
-    let length = u8::try_from(name.len()).ok()?;
-    let same_length = LENGTHS.iter().enumerate().filter(|(_, known)| **known == length);
-    same_length.map(|(index, _)| index).find(|index| NAMES[*index].eq_ignore_ascii_case(name))
+    // Few names have the same length.
+    let mut candidates = *OF_LENGTH.get(name.len())?;
+    while candidates != 0 {
+        let index = candidates.trailing_zeros() as usize;
+        if NAMES[index].eq_ignore_ascii_case(name) {
+            return Some(index);
+        }
+        candidates &= candidates - 1;
+    }
+    None
 }
 
-/// Lengths of the [`NAMES`].
-const LENGTHS: [u8; NAMES.len()] = {
-    let mut lengths = [0; NAMES.len()];
+/// Which of the [`NAMES`] have this length: a bit each.
+const OF_LENGTH: [u32; 32] = {
+    let mut of_length = [0; 32];
     let mut index = 0;
     while index < NAMES.len() {
-        #[expect(clippy::cast_possible_truncation, reason = "names are short")]
-        {
-            lengths[index] = NAMES[index].len() as u8;
-        }
+        of_length[NAMES[index].len()] |= 1 << index;
         index += 1;
     }
-    lengths
+    of_length
 };
+
+/// A value without the white space around it.
+pub fn trimmed(value: &str) -> &str {
+    let ends = (value.as_bytes().first(), value.as_bytes().last());
+    match ends {
+        // Most have a single space before them, and no other.
+        (Some(b' '), Some(b'!'..=b'~')) if matches!(value.as_bytes().get(1), Some(b'!'..=b'~')) => &value[1..],
+        (Some(b'!'..=b'~'), Some(b'!'..=b'~')) => value,
+        _ => value.trim(),
+    }
+}
 
 /// The first non-blank value of one header, by the same rules as [`Known`], where only one is wanted.
 pub fn find<'h>(headers: impl Iterator<Item = (&'h str, &'h str)>, wanted: &str) -> Option<&'h str> {
@@ -175,7 +189,7 @@ pub fn find_all<'h, const N: usize>(
         let Some(index) = wanted.iter().position(|name| spelling.eq_ignore_ascii_case(name)) else {
             continue;
         };
-        let value = value.trim();
+        let value = trimmed(value);
         if !value.is_empty() && best[index].is_none_or(|old| spelling < old.spelling) {
             best[index] = Some(Found { spelling, value });
         }

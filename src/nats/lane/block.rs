@@ -1,5 +1,7 @@
 //! Header blocks as they stand on the wire: read in place, written in one piece.
 
+use crate::wire::header::trimmed;
+
 /// How a block begins.
 const VERSION: &str = "NATS/1.0";
 
@@ -28,18 +30,17 @@ impl<'m> Block<'m> {
     /// Checks a block, and gives the status in its first line, where there is one.
     pub fn read(block: &'m [u8]) -> Result<(Self, Option<u16>), Unsound> {
         let text = simdutf8::basic::from_utf8(block).map_err(|_| Unsound::Utf8)?;
-        let (first, lines) = text.split_once("\r\n").ok_or(Unsound::Frame)?;
-        let status = status(first.strip_prefix(VERSION).ok_or(Unsound::Frame)?)?;
+        let (first, lines) = text.split_at(memchr::memchr(b'\n', block).ok_or(Unsound::Frame)? + 1);
+        let first = first.strip_suffix("\r\n").and_then(|first| first.strip_prefix(VERSION));
+        let status = status(first.ok_or(Unsound::Frame)?)?;
         let lines = lines.strip_suffix("\r\n").ok_or(Unsound::Frame)?;
         if !lines.is_empty() && !lines.ends_with("\r\n") {
             return Err(Unsound::Frame);
         }
-        for (number, line) in lines.split_terminator('\n').enumerate() {
-            if !line.strip_suffix('\r').is_some_and(is_sound) {
-                return Err(Unsound::Line(number + 1));
-            }
+        match Split(lines).position(|line| !line.strip_suffix('\r').is_some_and(is_sound)) {
+            None => Ok((Self(lines), status)),
+            Some(place) => Err(Unsound::Line(place + 1)),
         }
-        Ok((Self(lines), status))
     }
 
     /// The lines of a block that was checked.
@@ -54,7 +55,10 @@ impl<'m> Block<'m> {
 
     /// (name, value) pairs, in their order on the wire; values without the white space around them.
     pub fn iter(&self) -> impl Iterator<Item = (&'m str, &'m str)> + Clone + use<'m> {
-        split(self.0).map(pair)
+        split(self.0).map(|line| {
+            let (name, value) = pair(line);
+            (name, trimmed(value))
+        })
     }
 
     /// The first non-blank value of a header, whatever the case of its name.
@@ -83,14 +87,32 @@ fn status(text: &str) -> Result<Option<u16>, Unsound> {
     digits.and_then(|digits| digits.parse().ok()).map(Some).ok_or(Unsound::Frame)
 }
 
-/// Checked lines, each without its CR LF.
-fn split(lines: &str) -> impl Iterator<Item = &str> + Clone {
-    lines.split_terminator('\n').map(|line| line.strip_suffix('\r').unwrap_or(line))
+/// Lines, each without its LF; what stands behind the last LF is none.
+#[derive(Clone)]
+struct Split<'m>(&'m str);
+
+impl<'m> Iterator for Split<'m> {
+    type Item = &'m str;
+
+    fn next(&mut self) -> Option<&'m str> {
+        let end = memchr::memchr(b'\n', self.0.as_bytes())?;
+        let line = &self.0[..end];
+        self.0 = &self.0[end + 1..];
+        Some(line)
+    }
 }
 
+/// Checked lines, each without its CR LF.
+fn split(lines: &str) -> impl Iterator<Item = &str> + Clone {
+    Split(lines).map(|line| line.strip_suffix('\r').unwrap_or(line))
+}
+
+/// Name and value of a checked line.
 fn pair(line: &str) -> (&str, &str) {
-    let (name, value) = line.split_once(':').unwrap_or((line, ""));
-    (name, value.trim())
+    match memchr::memchr(b':', line.as_bytes()) {
+        Some(colon) => (&line[..colon], &line[colon + 1..]),
+        None => (line, ""),
+    }
 }
 
 /// Whether a line is a header: a name of visible characters, a colon, and no line end inside.
@@ -157,8 +179,7 @@ impl Lines {
     /// Adds those headers of a message whose names pass, as they came.
     pub fn extend(&mut self, block: Block<'_>, pass: impl Fn(&str) -> bool) {
         for line in split(block.0) {
-            let (name, _) = line.split_once(':').unwrap_or((line, ""));
-            if pass(name) {
+            if pass(pair(line).0) {
                 self.0.push_str(line);
                 self.0.push_str("\r\n");
             }

@@ -1,8 +1,10 @@
-//! The NATS client protocol, reading side: bytes → operations. Pure.
+//! The NATS client protocol, reading side: bytes → operations.
 
 use std::ops::Range;
 
-use bytes::Bytes;
+use bytes::buf::Limit;
+use bytes::{BufMut as _, Bytes, BytesMut};
+use tokio::io::{AsyncRead, AsyncReadExt as _};
 
 use super::block::{Block, Unsound};
 use super::outbox::Payload;
@@ -124,8 +126,7 @@ impl Head {
 #[derive(Debug)]
 struct Partial {
     head: Head,
-    frame: Vec<u8>,
-    filled: usize,
+    frame: Limit<BytesMut>,
 }
 
 /// Reads operations from bytes that come in pieces.
@@ -144,31 +145,26 @@ impl Default for Decoder {
 }
 
 impl Decoder {
-    /// Where the next bytes go; never empty as long as [`Self::decode`] is called until it has nothing.
-    pub fn space(&mut self) -> &mut [u8] {
+    /// Reads what a stream has, and says how many bytes these were; none: the stream has ended. There is room as long as
+    /// [`Self::decode`] is called until it has nothing. Cancel-safe.
+    pub async fn read(&mut self, stream: &mut (impl AsyncRead + Unpin)) -> Result<usize, std::io::Error> {
         if let Some(large) = &mut self.large {
-            return &mut large.frame[large.filled..];
+            return stream.read_buf(&mut large.frame).await;
         }
         if self.start > 0 {
             self.buffer.copy_within(self.start..self.end, 0);
             self.end -= self.start;
             self.start = 0;
         }
-        &mut self.buffer[self.end..]
-    }
-
-    /// So many bytes were put there.
-    pub fn filled(&mut self, count: usize) {
-        match &mut self.large {
-            Some(large) => large.filled += count,
-            None => self.end += count,
-        }
+        let count = stream.read(&mut self.buffer[self.end..]).await?;
+        self.end += count;
+        Ok(count)
     }
 
     /// The next operation; `None`: more bytes are needed.
     pub fn decode(&mut self) -> Result<Option<Op>, ProtocolError> {
-        if let Some(large) = self.large.take_if(|large| large.filled == large.frame.len()) {
-            return message(large.head, large.frame.into()).map(Some);
+        if let Some(large) = self.large.take_if(|large| !large.frame.has_remaining_mut()) {
+            return message(large.head, large.frame.into_inner().freeze()).map(Some);
         }
         if self.large.is_some() {
             return Ok(None);
@@ -200,9 +196,9 @@ impl Decoder {
             return message(head, frame).map(Some);
         }
         if length > LARGE {
-            let mut frame = vec![0; length];
-            frame[..waiting.len()].copy_from_slice(waiting);
-            self.large = Some(Partial { head, frame, filled: waiting.len() });
+            let mut frame = BytesMut::with_capacity(length).limit(length);
+            frame.put_slice(waiting);
+            self.large = Some(Partial { head, frame });
             (self.start, self.end) = (0, 0);
         }
         Ok(None)
@@ -291,6 +287,7 @@ fn message(head: Head, frame: Bytes) -> Result<Op, ProtocolError> {
 
 #[cfg(test)]
 mod tests {
+    use futures_util::FutureExt as _;
     use proptest::prelude::*;
 
     use super::*;
@@ -300,13 +297,11 @@ mod tests {
         let mut decoder = Decoder::default();
         let (mut ops, mut rest, mut turn) = (Vec::new(), bytes, 0);
         while !rest.is_empty() {
-            let space = decoder.space();
-            assert!(!space.is_empty());
-            let piece = pieces[turn % pieces.len()].min(rest.len()).min(space.len());
+            let piece = pieces[turn % pieces.len()].min(rest.len());
             turn += 1;
-            space[..piece].copy_from_slice(&rest[..piece]);
-            rest = &rest[piece..];
-            decoder.filled(piece);
+            let count = decoder.read(&mut &rest[..piece]).now_or_never().expect("at once").expect("no errors");
+            assert!(count > 0, "there is room");
+            rest = &rest[count..];
             while let Some(op) = decoder.decode()? {
                 ops.push(op);
             }

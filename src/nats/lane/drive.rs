@@ -1,13 +1,13 @@
 //! What keeps a lane going: one future that reads, hands on, writes, pings and reconnects.
 
 use std::io::IoSlice;
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::sync::atomic::Ordering;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use async_nats::ServerAddr;
-use tokio::io::{AsyncRead as _, AsyncWrite as _, AsyncWriteExt as _, ReadBuf};
+use tokio::io::{AsyncWrite as _, AsyncWriteExt as _};
 use tokio::time::Interval;
 
 use super::codec::{Decoder, Message, Op};
@@ -173,14 +173,10 @@ impl<'s> Driver<'s> {
     }
 
     fn poll_read(&mut self, context: &mut Context<'_>) -> Poll<Result<(), std::io::Error>> {
-        let mut buffer = ReadBuf::new(self.decoder.space());
-        ready!(Pin::new(&mut self.stream).poll_read(context, &mut buffer))?;
-        let count = buffer.filled().len();
-        if count == 0 {
-            return Poll::Ready(Err(std::io::Error::other("the server has closed it")));
+        match ready!(pin!(self.decoder.read(&mut self.stream)).poll(context))? {
+            0 => Poll::Ready(Err(std::io::Error::other("the server has closed it"))),
+            _ => Poll::Ready(Ok(())),
         }
-        self.decoder.filled(count);
-        Poll::Ready(Ok(()))
     }
 
     /// Handles everything that was read. Whether there was anything.

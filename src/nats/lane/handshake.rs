@@ -11,7 +11,7 @@ use async_nats::ServerAddr;
 use base64::Engine as _;
 use base64::prelude::BASE64_URL_SAFE_NO_PAD;
 use serde::{Deserialize, Serialize};
-use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, ReadBuf};
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt as _, ReadBuf};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
@@ -143,11 +143,9 @@ async fn next(stream: &mut Stream, decoder: &mut Decoder) -> Result<Op, Failed> 
         if let Some(op) = decoder.decode().map_err(|e| other(e.to_string()))? {
             return Ok(op);
         }
-        let count = stream.read(decoder.space()).await?;
-        if count == 0 {
+        if decoder.read(stream).await? == 0 {
             return Err(other("the server has closed the connection"));
         }
-        decoder.filled(count);
     }
 }
 

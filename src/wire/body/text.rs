@@ -6,6 +6,8 @@
 use super::Flaw;
 use super::marks::Marks;
 
+/// Room for decoded text made at first.
+const ROOM: usize = 4096;
 /// Bytes copied at once where a run is short, which most are: what is too much is written over.
 const CHUNK: usize = 128;
 
@@ -132,7 +134,7 @@ impl Scratch {
     fn make_room(&mut self, more: usize) {
         let needed = self.filled + more;
         if self.buffer.len() < needed {
-            self.buffer.resize(needed.max(2 * self.buffer.len()), 0);
+            self.buffer.resize(needed.max(2 * self.buffer.len()).max(ROOM), 0);
         }
     }
 }
