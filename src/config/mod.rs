@@ -4,6 +4,7 @@
 //! setting that can have no effect are errors that name it and say where it stands.
 
 mod file;
+mod overload;
 mod session;
 mod setting;
 mod worker;
@@ -13,12 +14,14 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use crate::core::fleet::FullAt;
 use crate::core::id::Namespace;
 use crate::core::mode::{AffinityMode, FrontendTrust, PolicyKind, Provision, RankChoice};
 use crate::core::session::configured::Sources as SessionSources;
 use crate::core::worker::WorkerSpec;
 use crate::telemetry::logging::LogFormat;
 
+pub use overload::MAX_WAITING;
 use setting::Sources;
 pub use setting::{CONFIG, Given, Origin, SETTINGS, Setting};
 
@@ -47,6 +50,10 @@ pub struct RouterConfig {
     pub accept_timeout: Duration,
     /// How long a request may wait for a worker, where it does not say so itself.
     pub request_timeout: Duration,
+    /// Most requests of one model that wait for room.
+    pub max_waiting: usize,
+    /// Which reports make a rank count as full.
+    pub full_at: FullAt,
     /// Whether missing buckets and streams are made.
     pub provision: Provision,
     /// A reply subject has to start with one of these.
@@ -162,6 +169,8 @@ pub fn resolve(flags: &Flags, environment: &dyn Fn(&str) -> Option<String>) -> R
         max_derived_pins: count(&sources.get(&setting::MAX_DERIVED_PINS), MAX_DERIVED_PINS)?,
         accept_timeout: duration(&sources.get(&setting::ACCEPT_TIMEOUT), ACCEPT_TIMEOUT)?,
         request_timeout: duration(&sources.get(&setting::REQUEST_TIMEOUT), REQUEST_TIMEOUT)?,
+        max_waiting: overload::max_waiting(&sources)?,
+        full_at: overload::full_at(&sources)?,
         provision: choice(&sources.get(&setting::PROVISION), &Provision::NAMED)?,
         reply_prefixes: reply_prefixes(&sources.get(&setting::REPLY_PREFIXES), &namespace)?,
         drain_timeout: duration(&sources.get(&setting::DRAIN_TIMEOUT), DRAIN_TIMEOUT)?,

@@ -37,6 +37,8 @@ fn defaults() {
         max_derived_pins: 1 << 20,
         accept_timeout: Duration::from_secs(2),
         request_timeout: Duration::from_secs(30),
+        max_waiting: 4096,
+        full_at: FullAt { kv_percent: None, queued: None },
         provision: Provision::Auto,
         reply_prefixes: vec!["_INBOX.".into(), "_INBOX_".into()],
         drain_timeout: Duration::from_secs(30),
@@ -60,6 +62,9 @@ const EVERY_KEY: &str = r#"
     max_derived_pins = 1000
     accept_timeout = "250ms"
     request_timeout = "5s"
+    max_waiting = 100
+    full_at_kv_use = "95%"
+    full_at_queued = 4
     provision = "never"
     reply_prefixes = ["_INBOX.", "_INBOX_", "replies."]
     drain_timeout = "0s"
@@ -77,6 +82,7 @@ const EVERY_KEY: &str = r#"
 fn every_setting_is_a_key_a_variable_and_a_flag() {
     let from_file = of_file(EVERY_KEY).expect("valid");
     assert_eq!(from_file.policy, PolicyKind::Random);
+    assert_eq!((from_file.max_waiting, from_file.full_at), (100, FullAt { kv_percent: Some(95), queued: Some(4) }));
     assert_eq!(from_file.pin_ttl, Duration::from_secs(9000));
     assert_eq!(from_file.reply_prefixes, ["_INBOX.", "_INBOX_", "replies."]);
     assert_eq!(from_file.frontends, FrontendTrust::TrustedSubjectOnly);
@@ -145,6 +151,10 @@ fn values_that_are_not_allowed_are_named_with_place_and_what_is() {
         ("accept_timeout", "-1s", duration("10ms to 1day")),
         ("request_timeout", "25h", duration("10ms to 1day")),
         ("drain_timeout", "forever", duration("0s to 1day")),
+        ("max_waiting", "65537", "allowed is a whole number from 0 to 65536".to_owned()),
+        ("full_at_kv_use", "0.9", "allowed are 1% to 100%, and off".to_owned()),
+        ("full_at_kv_use", "101%", "allowed are 1% to 100%, and off".to_owned()),
+        ("full_at_queued", "0", "allowed is a whole number from 1 to 1000000, and off".to_owned()),
         ("provision", "yes", "allowed are auto, never".to_owned()),
         (
             "listen",

@@ -43,8 +43,13 @@ pub enum RouteError {
         max: usize,
     },
     /// No room within the request's timeout, or the worker said so.
-    #[error("{0}")]
-    Overloaded(String),
+    #[error("{why}")]
+    Overloaded {
+        /// Why there is no room.
+        why: String,
+        /// Seconds after which another try is worth it, at the pace at which the queue drains.
+        retry_after_s: u32,
+    },
     /// The frontend cancelled.
     #[error("the request was cancelled")]
     Cancelled,
@@ -85,7 +90,7 @@ impl RouteError {
             Self::UnknownModel(_) | Self::UnknownWorker { .. } | Self::UnknownPool { .. } => 404,
             Self::PinConflict(_) => 409,
             Self::PayloadTooLarge { .. } => 413,
-            Self::Overloaded(_) => 429,
+            Self::Overloaded { .. } => 429,
             Self::Cancelled => 499,
             Self::NoWorker(_) | Self::WorkerLost(_) | Self::ShuttingDown => 503,
             Self::AcceptTimeout(_) | Self::Deadline(_) => 504,
@@ -112,7 +117,7 @@ impl RouteError {
             Self::UnknownPool { .. } => "unknown_pool",
             Self::PinConflict(_) => "pin_conflict",
             Self::PayloadTooLarge { .. } => "payload_too_large",
-            Self::Overloaded(_) => "overloaded",
+            Self::Overloaded { .. } => "overloaded",
             Self::Cancelled => "cancelled",
             Self::NoWorker(_) => "no_worker",
             Self::WorkerLost(_) => "worker_lost",
@@ -125,8 +130,9 @@ impl RouteError {
 
     /// Seconds after which a frontend may try again; 429 and 503 carry it.
     pub fn retry_after_s(&self) -> Option<u32> {
-        match self.status() {
-            429 | 503 => Some(1),
+        match (self, self.status()) {
+            (Self::Overloaded { retry_after_s, .. }, _) => Some(*retry_after_s),
+            (_, 429 | 503) => Some(1),
             _ => None,
         }
     }

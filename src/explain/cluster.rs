@@ -10,11 +10,11 @@ use super::show;
 use super::turn::Turn;
 use crate::config::RouterConfig;
 use crate::core::ask::Ask;
-use crate::core::decide::survey::{Standing, survey};
+use crate::core::decide::survey::{Standing, Surveyed, survey};
 use crate::core::decide::{Decision, NoPlacement, Pin, PinStep, Reason, Rules, WaitFor, decide};
-use crate::core::fleet::Fleet;
+use crate::core::fleet::{Fleet, Worker};
 use crate::core::hash::PinKey;
-use crate::core::id::Origin;
+use crate::core::id::{DpRank, Origin};
 use crate::core::mode::{AffinityMode, PolicyKind};
 use crate::core::pins::Mirror;
 use crate::nats::bucket::{Bucket, Unreachable, Watched};
@@ -84,6 +84,12 @@ pub struct Candidate {
     pub standing: &'static str,
     /// Requests in flight by its last report, where one came.
     pub inflight: Option<u64>,
+    /// Requests that may be in flight there, where it has a limit.
+    pub max_inflight: Option<u64>,
+    /// Requests that its ranks have accepted and not begun, by that report.
+    pub queued: Option<u64>,
+    /// Share of its blocks in use by that report, in percent, where it declares how many it has.
+    pub kv_used_percent: Option<u64>,
 }
 
 /// Why nothing can be told of a cluster.
@@ -112,6 +118,7 @@ pub async fn look(turn: &Turn, config: &RouterConfig) -> Result<Cluster, Cluster
     let loads = Subscriptions::open(&link, &[(subjects.loads(), None)]).await;
     let mut notes = Vec::new();
     let mut fleet = Fleet::default();
+    fleet.set_full_at(config.full_at);
     for worker in &config.workers {
         fleet.configure(worker.clone(), Instant::now());
     }
@@ -246,6 +253,13 @@ fn judge(
     // The order of turns and random choices are each router's own; any seed shows one of them.
     let decided = decide(&ask, fleet, pin, rules, now, &mut rand::rngs::StdRng::seed_from_u64(0));
     let open = workers.iter().filter(|one| one.standing == Standing::Open).count();
+    if let Err(NoPlacement::Wait(_)) = &decided {
+        notes.push(format!(
+            "it waits by priority, in turns with other sessions of its priority; what waits in each router, only that \
+             router knows (at most {} for this model)",
+            config.max_waiting
+        ));
+    }
     if let Ok(decision) = &decided
         && decision.reason != Reason::Pinned
         && open > 1
@@ -253,18 +267,10 @@ fn judge(
     {
         notes.push(turns(config.policy, open));
     }
-    let candidate = |one: crate::core::decide::survey::Surveyed| Candidate {
-        inflight: fleet
-            .find(one.placement.worker.as_str())
-            .and_then(|(_, worker)| worker.fresh_report(now).is_some().then(|| worker.load(now))),
-        placement: one.placement.to_string(),
-        open: one.standing == Standing::Open,
-        standing: one.standing.words(),
-    };
     Cluster {
         looked_up: keys.len(),
         follows,
-        workers: workers.into_iter().map(candidate).collect(),
+        workers: workers.into_iter().map(|one| candidate(one, fleet, now)).collect(),
         placement: decided.as_ref().ok().map(|decision| decision.placement.to_string()),
         decision: match &decided {
             Ok(decision) => decision.header(),
@@ -275,6 +281,46 @@ fn judge(
         because: because(&ask, &decided, rules.mode),
         found,
         notes,
+    }
+}
+
+fn candidate(one: Surveyed, fleet: &Fleet, now: Instant) -> Candidate {
+    let load = fleet.find(one.placement.worker.as_str()).map(|(_, worker)| Load::of(worker, one.placement.rank, now));
+    let Load { inflight, max_inflight, queued, kv_used_percent } = load.unwrap_or_default();
+    Candidate {
+        placement: one.placement.to_string(),
+        open: one.standing == Standing::Open,
+        standing: one.standing.words(),
+        inflight,
+        max_inflight,
+        queued,
+        kv_used_percent,
+    }
+}
+
+/// What is known of the load at a placement: of its rank, or of all where there is none.
+#[derive(Default)]
+struct Load {
+    inflight: Option<u64>,
+    max_inflight: Option<u64>,
+    queued: Option<u64>,
+    kv_used_percent: Option<u64>,
+}
+
+impl Load {
+    fn of(worker: &Worker, rank: Option<DpRank>, now: Instant) -> Self {
+        let ranks = rank.map_or_else(|| u64::from(worker.spec.ranks.size()), |_| 1);
+        let max_inflight = worker.spec.max_inflight.map(|most| u64::from(most) * ranks);
+        let Some(report) = worker.fresh_report(now) else { return Self { max_inflight, ..Self::default() } };
+        let here = || report.ranks.iter().filter(|load| rank.is_none_or(|rank| rank == load.rank));
+        let used: u64 = here().map(|load| load.kv_used_blocks).sum();
+        let blocks = worker.spec.kv_blocks.map(|blocks| blocks.saturating_mul(ranks)).filter(|blocks| *blocks > 0);
+        Self {
+            inflight: Some(here().map(|load| u64::from(load.inflight)).sum()),
+            max_inflight,
+            queued: Some(here().map(|load| u64::from(load.queued)).sum()),
+            kv_used_percent: blocks.map(|blocks| used.saturating_mul(100) / blocks),
+        }
     }
 }
 

@@ -146,8 +146,8 @@ fn take(
     now: Instant,
 ) -> Result<Request, Refused> {
     let Some(seq) = router.state().live.insert(id.clone(), message.size()) else {
-        let full =
-            RouteError::Overloaded("the router has as many requests under way as it can hold; try again later".into());
+        let full = "the router has as many requests under way as it can hold; try again later";
+        let full = router.overloaded(&checked.ask, &checked.keys, checked.head.priority, full);
         return Err(refuse(id, &message, full));
     };
     let Checked { ask, keys, prefixes, head } = checked;
@@ -175,6 +175,5 @@ fn take(
         rechecked: false,
         last_failure: None,
         cancelled: false,
-        pause: Duration::ZERO,
     })
 }

@@ -10,6 +10,7 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 
+use super::queue_metrics::QueueMetrics;
 use crate::core::ask::Failure;
 use crate::core::decide::{Decision, PinStep};
 use crate::core::error::RouteError;
@@ -63,6 +64,8 @@ pub struct Metrics {
     pub faults: Counter,
     /// NATS clients that were killed by a message and built anew.
     pub rebuilt: Counter,
+    /// Of the queue.
+    pub queue: QueueMetrics,
     /// Gauges, set when they are read.
     pub gauges: Gauges,
     outcomes: Family<OutcomeLabel, Counter>,
@@ -85,6 +88,8 @@ pub struct Gauges {
     pub waiting: Gauge,
     /// Of these, waiting for room at a worker.
     pub queued: Gauge,
+    /// Models for which any waits.
+    pub models_queued: Gauge,
     /// Workers known.
     pub workers: Gauge,
     /// Pins mirrored.
@@ -135,6 +140,7 @@ impl Metrics {
         registry.register("pins_written", "Pins written before a dispatch, by kind", pins_written.clone());
         let malformed = Family::<KindLabel, Counter>::default();
         registry.register("malformed", "Messages that could not be read, by kind", malformed.clone());
+        let queue = QueueMetrics::register(&mut registry);
         let gauges = Gauges::register(&mut registry);
         Self {
             registry,
@@ -152,6 +158,7 @@ impl Metrics {
             failures,
             pins_written,
             malformed,
+            queue,
             derived_unpinned,
             prompt_tokens,
             cached_tokens,
@@ -243,6 +250,7 @@ impl Gauges {
         registry.register("requests_in_flight", "Requests under way", gauges.live.clone());
         registry.register("requests_waiting", "Requests under way and not accepted yet", gauges.waiting.clone());
         registry.register("requests_queued", "Requests waiting for room at a worker", gauges.queued.clone());
+        registry.register("models_queued", "Models for which requests wait for room", gauges.models_queued.clone());
         registry.register("workers", "Workers known", gauges.workers.clone());
         registry.register("pins_mirrored", "Pins mirrored", gauges.pins.clone());
         registry.register("derived_pins_mirrored", "Derived pins mirrored", gauges.derived_pins.clone());

@@ -17,6 +17,8 @@ mod metrics;
 mod mirror;
 mod passing;
 mod pinning;
+mod queue;
+mod queue_metrics;
 mod route;
 mod run;
 mod state;

@@ -14,6 +14,7 @@ mod hostile_bodies;
 mod leave;
 mod lost;
 mod outage;
+mod overload;
 mod permissions;
 mod pins;
 mod placement;
