@@ -3,6 +3,7 @@
 //! Nothing is guessed and nothing is silently ignored: a key that is unknown, a value that is not allowed, and a
 //! setting that can have no effect are errors that name it and say where it stands.
 
+mod alias;
 mod file;
 mod overload;
 mod session;
@@ -14,6 +15,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use crate::core::alias::Aliases;
 use crate::core::fleet::FullAt;
 use crate::core::id::Namespace;
 use crate::core::mode::{AffinityMode, FrontendTrust, PolicyKind, Provision, RankChoice};
@@ -68,6 +70,8 @@ pub struct RouterConfig {
     pub frontends: FrontendTrust,
     /// Workers that can't register themselves.
     pub workers: Vec<WorkerSpec>,
+    /// Names that stand for several models.
+    pub aliases: Aliases,
 }
 
 /// Where health and metrics are served over HTTP.
@@ -141,16 +145,24 @@ pub enum ConfigError {
         /// Why not, and what to do.
         reason: String,
     },
-    /// A `[[worker]]` table breaks a rule.
-    #[error("{origin}: worker {id:?}: {problem}")]
-    Worker {
+    /// A table such as `[[worker]]` breaks a rule.
+    #[error("{origin}: {table} {name:?}: {problem}")]
+    Table {
         /// Where the table begins.
         origin: Origin,
-        /// The worker's id, as it stands there.
-        id: String,
+        /// Which kind of table.
+        table: &'static str,
+        /// The name of what it describes, as it stands there.
+        name: String,
         /// What is wrong.
         problem: String,
     },
+}
+
+impl ConfigError {
+    fn table(origin: &Origin, table: &'static str, name: &str, problem: String) -> Self {
+        Self::Table { origin: origin.clone(), table, name: name.to_owned(), problem }
+    }
 }
 
 /// The configuration from flags, environment (asked by name) and the file that one of these names, in this
@@ -178,6 +190,7 @@ pub fn resolve(flags: &Flags, environment: &dyn Fn(&str) -> Option<String>) -> R
         log_format: choice(&sources.get(&setting::LOG_FORMAT), &LogFormat::NAMED)?,
         frontends: choice(&sources.get(&setting::UNTRUSTED_FRONTENDS), &UNTRUSTED)?,
         workers: worker::all(sources.workers(), &namespace)?,
+        aliases: alias::all(sources.aliases())?,
         namespace,
     };
     refuse_what_has_no_effect(&sources, &config)?;

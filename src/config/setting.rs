@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::file::{ConfigFile, WorkerTable};
+use super::file::{AliasEntry, ConfigFile, Table, WorkerEntry};
 use super::{ConfigError, Flags};
 
 /// One setting.
@@ -54,7 +54,7 @@ pub static CONFIG: Setting = Setting {
     value: "FILE",
     default: None,
     also: &[],
-    help: "TOML file with settings, keys as the flags with _ for -, and [[worker]] tables",
+    help: "TOML file with settings, keys as the flags with _ for -, and [[worker]] and [[alias]] tables",
 };
 
 pub(super) static NATS_URL: Setting = Setting {
@@ -305,7 +305,12 @@ impl<'a> Sources<'a> {
     }
 
     /// The `[[worker]]` tables of the file.
-    pub(super) fn workers(&self) -> &[WorkerTable] {
+    pub(super) fn workers(&self) -> &[Table<WorkerEntry>] {
         self.file.workers()
+    }
+
+    /// The `[[alias]]` tables of the file.
+    pub(super) fn aliases(&self) -> &[Table<AliasEntry>] {
+        self.file.aliases()
     }
 }

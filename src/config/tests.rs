@@ -46,6 +46,7 @@ fn defaults() {
         log_format: LogFormat::Text,
         frontends: FrontendTrust::Everywhere,
         workers: vec![],
+        aliases: Aliases::new(),
     };
     assert_eq!(config, expected);
 }
@@ -288,6 +289,64 @@ fn files_that_break_the_form_are_refused_with_the_line() {
     ] {
         let error = of_file(file).expect_err(file);
         assert!(error.starts_with(&format!("rankpin.toml, {told}")), "{error}");
+    }
+}
+
+#[test]
+fn aliases_lead_to_models() {
+    let config = of_file(
+        r#"
+        [[alias]]
+        model = "chat"
+        to = [{ model = "a", weight = 9 }, { model = "b", weight = 0.5 }]
+
+        [[alias]]
+        model = "code"
+        to = [{ model = "b" }]
+        "#,
+    )
+    .expect("valid");
+    let told: Vec<_> = config
+        .aliases
+        .iter()
+        .map(|(name, to)| (name.as_str(), to.iter().map(|to| (to.model.as_str(), to.weight)).collect::<Vec<_>>()))
+        .collect();
+    assert_eq!(told, [("chat", vec![("a", 9.0), ("b", 0.5)]), ("code", vec![("b", 1.0)])]);
+    for (to, told) in [
+        ("[]", "field to: is empty; name the models that it stands for"),
+        ("[{ model = 'chat' }]", "field to: names the alias itself, \"chat\": it would lead in a circle"),
+        (
+            "[{ model = 'code' }]",
+            "field to: \"code\" is an alias too; an alias leads to models, so that none can lead in a circle",
+        ),
+        (
+            "[{ model = 'a', weight = 0 }]",
+            "field to: the weight of \"a\" is 0, allowed are numbers above 0; leave a model",
+        ),
+        ("[{ model = 'a', weight = -1.5 }]", "the weight of \"a\" is -1.5"),
+        ("[{ model = 'a', weight = nan }]", "the weight of \"a\" is NaN"),
+        ("[{ model = 'a' }, { model = 'a' }]", "field to: names \"a\" twice; add the weights"),
+        ("[{ model = '' }]", "field to: the model \"\" is empty"),
+        ("[{ model = ' a' }]", "the model \" a\" begins or ends with white space"),
+    ] {
+        let error = of_file(&format!(
+            "[[alias]]\nmodel = 'code'\nto = [{{ model = 'x' }}]\n[[alias]]\nmodel = 'chat'\nto = {to}"
+        ));
+        let error = error.expect_err(told);
+        assert!(error.starts_with("rankpin.toml, line 4: alias \"chat\": ") && error.contains(told), "{error}");
+    }
+    for (file, told) in [
+        (
+            "[[alias]]\nmodel = 'a'\nto = [{model='x'}]\n[[alias]]\nmodel = 'a'\nto = [{model='y'}]",
+            "line 4: alias \"a\": there is another",
+        ),
+        ("[[alias]]\nmodel = 'a'\nto = 'x'", "line 3: [[alias]] to: invalid type"),
+        ("[[alias]]\nmodel = 'a'\nto = [{model='x', wait=1}]", "line 3: [[alias]] to[0].wait: unknown field"),
+        ("[[alias]]\nmodel = 'a'", "line 1: [[alias]]: missing field"),
+        ("[alias]\nmodel = 'a'", "line 1: alias is no list of tables; write [[alias]]"),
+    ] {
+        let error = of_file(file).expect_err(told);
+        assert!(error.starts_with("rankpin.toml, ") && error.contains(told), "{error}");
     }
 }
 

@@ -15,6 +15,14 @@ pub enum RouteError {
     /// Nothing served the model within the last ten minutes.
     #[error("model {0:?} is served by no worker, and was not in the last 10 minutes")]
     UnknownModel(String),
+    /// Nothing served any of the models that an alias leads to within the last ten minutes.
+    #[error("{alias:?} is an alias of {models}: none of them is served by a worker, nor was in the last 10 minutes")]
+    UnknownAlias {
+        /// The alias asked for.
+        alias: String,
+        /// The models, in quotes, with commas between.
+        models: String,
+    },
     /// The hinted worker is not registered, not ready, or does not serve the model.
     #[error("worker {worker:?} is not ready to serve model {model:?}")]
     UnknownWorker {
@@ -87,7 +95,10 @@ impl RouteError {
     pub fn status(&self) -> u16 {
         match self {
             Self::InvalidRequest(_) | Self::InvalidSessionId(_) | Self::RankOutOfRange(_) => 400,
-            Self::UnknownModel(_) | Self::UnknownWorker { .. } | Self::UnknownPool { .. } => 404,
+            Self::UnknownModel(_)
+            | Self::UnknownAlias { .. }
+            | Self::UnknownWorker { .. }
+            | Self::UnknownPool { .. } => 404,
             Self::PinConflict(_) => 409,
             Self::PayloadTooLarge { .. } => 413,
             Self::Overloaded { .. } => 429,
@@ -112,7 +123,7 @@ impl RouteError {
             Self::InvalidRequest(_) => "invalid_request",
             Self::InvalidSessionId(_) => "invalid_session_id",
             Self::RankOutOfRange(_) => "rank_out_of_range",
-            Self::UnknownModel(_) => "unknown_model",
+            Self::UnknownModel(_) | Self::UnknownAlias { .. } => "unknown_model",
             Self::UnknownWorker { .. } => "unknown_worker",
             Self::UnknownPool { .. } => "unknown_pool",
             Self::PinConflict(_) => "pin_conflict",

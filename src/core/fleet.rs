@@ -332,6 +332,11 @@ impl Fleet {
         (worker.is_ready(now) && worker.spec.models.binary_search(model).is_ok()).then_some((slot, worker))
     }
 
+    /// Whether anybody serves the model now, ready or not.
+    pub fn serves(&self, model: &Model) -> bool {
+        self.by_model.contains_key(model)
+    }
+
     /// Whether a registration served the model within [`MODEL_KNOWN_FOR`].
     pub fn knows(&self, model: &Model, now: Instant) -> bool {
         self.by_model.contains_key(model)

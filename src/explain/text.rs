@@ -56,7 +56,10 @@ fn head(out: &mut String, turn: &Turn) {
         Class::Sessionless => "a request without a session",
     };
     field(out, "request", class);
-    field(out, "model", &turn.model);
+    match &turn.alias {
+        Some(alias) => field(out, "model", &format!("{} (asked for as {alias})", turn.model)),
+        None => field(out, "model", &turn.model),
+    }
     if let Some(tenant) = &turn.tenant {
         field(out, "tenant", tenant);
     }

@@ -14,6 +14,7 @@ use super::queue_metrics::QueueMetrics;
 use crate::core::ask::Failure;
 use crate::core::decide::{Decision, PinStep};
 use crate::core::error::RouteError;
+use crate::core::id::Model;
 use crate::wire::event::{Finished, Outcome};
 
 /// How often one kind of warning is written to the log at most.
@@ -36,6 +37,13 @@ pub struct DecisionLabel {
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct FailureLabel {
     failure: &'static str,
+}
+
+/// Which model an alias has led to: both from the configuration.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct AliasLabel {
+    alias: String,
+    model: String,
 }
 
 /// What was refused.
@@ -73,6 +81,7 @@ pub struct Metrics {
     failures: Family<FailureLabel, Counter>,
     pins_written: Family<KindLabel, Counter>,
     malformed: Family<KindLabel, Counter>,
+    aliases: Family<AliasLabel, Counter>,
     derived_unpinned: Counter,
     prompt_tokens: Counter,
     cached_tokens: Counter,
@@ -140,6 +149,8 @@ impl Metrics {
         registry.register("pins_written", "Pins written before a dispatch, by kind", pins_written.clone());
         let malformed = Family::<KindLabel, Counter>::default();
         registry.register("malformed", "Messages that could not be read, by kind", malformed.clone());
+        let aliases = Family::<AliasLabel, Counter>::default();
+        registry.register("aliases_resolved", "Requests for an alias, by the model that they got", aliases.clone());
         let queue = QueueMetrics::register(&mut registry);
         let gauges = Gauges::register(&mut registry);
         Self {
@@ -158,6 +169,7 @@ impl Metrics {
             failures,
             pins_written,
             malformed,
+            aliases,
             queue,
             derived_unpinned,
             prompt_tokens,
@@ -204,6 +216,12 @@ impl Metrics {
             Failure::Draining => "draining",
         };
         self.failures.get_or_create(&FailureLabel { failure }).inc();
+    }
+
+    /// A request for an alias got a model.
+    pub fn alias_resolved(&self, alias: &Model, model: &Model) {
+        let label = AliasLabel { alias: alias.as_str().to_owned(), model: model.as_str().to_owned() };
+        self.aliases.get_or_create(&label).inc();
     }
 
     /// A pin was written before a dispatch.

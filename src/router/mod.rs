@@ -4,6 +4,7 @@
 //! ([`crate::core::decide`]), pins it ([`pinning`]), sends it ([`dispatch`]) and follows it to its end.
 
 mod admit;
+mod alias;
 mod chains;
 mod derived;
 mod dispatch;

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::sync::watch;
 
+use super::alias::Alias;
 use super::derived::Continued;
 use super::later::Later;
 use super::live::{Mail, Resting, Seq};
@@ -41,6 +42,8 @@ pub struct Request {
     pub(super) keys: Keys,
     pub(super) prefixes: Option<Prefixes>,
     pub(super) message: Message,
+    /// The alias that it has named.
+    pub(super) alias: Option<Alias>,
     pub(super) priority: i32,
     pub(super) accept_until: Instant,
     pub(super) deadline: Option<(Instant, u64)>,
@@ -517,6 +520,9 @@ pub(super) fn plain_reply(request: &Request, decision: &Decision, answer: &Messa
     headers.push(header::WORKER, decision.placement.worker.as_str());
     if let Some(rank) = decision.placement.rank {
         headers.push_number(header::DP_RANK, rank.0.into());
+    }
+    if request.alias.is_some() {
+        headers.push(header::MODEL, request.ask.model.as_str());
     }
     headers.push(header::DECISION, &decision.header());
     headers.push_number(header::ATTEMPT, request.attempt.into());

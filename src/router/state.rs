@@ -15,6 +15,7 @@ use super::metrics::Metrics;
 use super::pinning::PinStore;
 use super::queue::Waiting;
 use crate::config::RouterConfig;
+use crate::core::alias;
 use crate::core::ask::Ask;
 use crate::core::decide::{Decision, NoPlacement, Pin, Rules, decide};
 use crate::core::fleet::Fleet;
@@ -228,6 +229,11 @@ impl Router {
 }
 
 impl State {
+    /// The model that an alias leads a request to.
+    pub(super) fn choose(&mut self, asked: alias::Asked<'_>, now: Instant) -> Option<alias::Choice> {
+        alias::choose(asked, &self.fleet, &self.mirror, now, &mut self.rng)
+    }
+
     fn place(&mut self, asking: &Asking<'_>, rules: Rules, now: Instant) -> Result<Decision, NoPlacement> {
         let own = asking.claimed != 0 && self.revision(asking.keys, now) == asking.claimed;
         let keys = if own { &Keys::None } else { asking.keys };
