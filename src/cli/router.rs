@@ -28,8 +28,12 @@ Examples:
   rankpin router --affinity off --policy random
   RANKPIN_PIN_TTL=30m rankpin router --config rankpin.toml
 
-A worker that can't register itself, in rankpin.toml:
+One name for several models, and workers that can't register themselves, in rankpin.toml:
   pin_ttl = \"30m\"
+
+  [[alias]]
+  model = \"chat\"
+  to = [{ model = \"my-model\", weight = 9 }, { model = \"my-model-next\", weight = 1 }]
 
   [[worker]]
   id = \"legacy\"             # 1 to 64 of A-Z a-z 0-9 _ -

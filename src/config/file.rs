@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use serde::Deserialize;
-use serde::de::IntoDeserializer as _;
+use serde::de::{DeserializeOwned, IntoDeserializer as _};
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
@@ -15,14 +15,31 @@ use super::{ConfigError, Given, Origin};
 #[derive(Debug, Default)]
 pub(super) struct ConfigFile {
     settings: BTreeMap<&'static str, Given>,
-    workers: Vec<WorkerTable>,
+    workers: Vec<Table<WorkerEntry>>,
+    aliases: Vec<Table<AliasEntry>>,
 }
 
-/// A `[[worker]]` table and where it begins.
+/// A table of a list of tables, and where it begins.
 #[derive(Debug)]
-pub(super) struct WorkerTable {
+pub(super) struct Table<T> {
     pub(super) origin: Origin,
-    pub(super) entry: WorkerEntry,
+    pub(super) entry: T,
+}
+
+/// A name that stands for several models.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct AliasEntry {
+    pub(super) model: String,
+    pub(super) to: Vec<TargetEntry>,
+}
+
+/// One of them.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct TargetEntry {
+    pub(super) model: String,
+    pub(super) weight: Option<f64>,
 }
 
 /// A worker that can't register itself: any NATS service that answers requests.
@@ -55,9 +72,16 @@ impl ConfigFile {
         let mut file = Self::default();
         for (key, value) in table {
             let at = key.span();
-            if key.get_ref() == "worker" {
-                file.workers = workers(&place, at, value)?;
-                continue;
+            match key.get_ref().as_ref() {
+                "worker" => {
+                    file.workers = tables(&place, "worker", at, value)?;
+                    continue;
+                }
+                "alias" => {
+                    file.aliases = tables(&place, "alias", at, value)?;
+                    continue;
+                }
+                _ => {}
             }
             match value.get_ref().as_table() {
                 Some(table) if is_table(key.get_ref()) => {
@@ -99,8 +123,13 @@ impl ConfigFile {
     }
 
     /// The `[[worker]]` tables.
-    pub(super) fn workers(&self) -> &[WorkerTable] {
+    pub(super) fn workers(&self) -> &[Table<WorkerEntry>] {
         &self.workers
+    }
+
+    /// The `[[alias]]` tables.
+    pub(super) fn aliases(&self) -> &[Table<AliasEntry>] {
+        &self.aliases
     }
 }
 
@@ -127,28 +156,33 @@ fn unknown(key: &str) -> String {
     let near = key.replace('-', "_").to_ascii_lowercase();
     match known.iter().find(|known| **known == near) {
         Some(meant) => format!("there is no setting {key}; write {meant}"),
-        None => format!("there is no setting {key}; there are {} and [[worker]]", known.join(", ")),
+        None => format!("there is no setting {key}; there are {}, [[worker]] and [[alias]]", known.join(", ")),
     }
 }
 
-fn workers(place: &Place<'_>, at: Range<usize>, value: Spanned<DeValue<'_>>) -> Result<Vec<WorkerTable>, ConfigError> {
+fn tables<T: DeserializeOwned>(
+    place: &Place<'_>,
+    name: &str,
+    at: Range<usize>,
+    value: Spanned<DeValue<'_>>,
+) -> Result<Vec<Table<T>>, ConfigError> {
     let DeValue::Array(tables) = value.into_inner() else {
-        return Err(place.error(Some(at), "worker is no list of tables; write [[worker]]"));
+        return Err(place.error(Some(at), &format!("{name} is no list of tables; write [[{name}]]")));
     };
-    let mut workers = Vec::new();
+    let mut entries = Vec::new();
     for table in tables {
         let at = table.span();
         let entry = serde_path_to_error::deserialize(table.into_deserializer()).map_err(|e| {
             let span = e.inner().span().unwrap_or(at.clone());
             let field = match e.path().to_string() {
-                path if path == "." => "[[worker]]".to_owned(),
-                path => format!("[[worker]] {path}"),
+                path if path == "." => format!("[[{name}]]"),
+                path => format!("[[{name}]] {path}"),
             };
             place.error(Some(span), &format!("{field}: {}", e.inner().message()))
         })?;
-        workers.push(WorkerTable { origin: place.origin(Some(at)), entry });
+        entries.push(Table { origin: place.origin(Some(at)), entry });
     }
-    Ok(workers)
+    Ok(entries)
 }
 
 /// Turns places in the text into lines.

@@ -3,7 +3,9 @@
 //! Nothing is guessed and nothing is silently ignored: a key that is unknown, a value that is not allowed, and a
 //! setting that can have no effect are errors that name it and say where it stands.
 
+mod alias;
 mod file;
+mod overload;
 mod session;
 mod setting;
 mod worker;
@@ -13,12 +15,15 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use crate::core::alias::Aliases;
+use crate::core::fleet::FullAt;
 use crate::core::id::Namespace;
 use crate::core::mode::{AffinityMode, FrontendTrust, PolicyKind, Provision, RankChoice};
 use crate::core::session::configured::Sources as SessionSources;
 use crate::core::worker::WorkerSpec;
 use crate::telemetry::logging::LogFormat;
 
+pub use overload::MAX_WAITING;
 use setting::Sources;
 pub use setting::{CONFIG, Given, Origin, SETTINGS, Setting};
 
@@ -47,6 +52,10 @@ pub struct RouterConfig {
     pub accept_timeout: Duration,
     /// How long a request may wait for a worker, where it does not say so itself.
     pub request_timeout: Duration,
+    /// Most requests of one model that wait for room.
+    pub max_waiting: usize,
+    /// Which reports make a rank count as full.
+    pub full_at: FullAt,
     /// Whether missing buckets and streams are made.
     pub provision: Provision,
     /// A reply subject has to start with one of these.
@@ -61,6 +70,8 @@ pub struct RouterConfig {
     pub frontends: FrontendTrust,
     /// Workers that can't register themselves.
     pub workers: Vec<WorkerSpec>,
+    /// Names that stand for several models.
+    pub aliases: Aliases,
 }
 
 /// Where health and metrics are served over HTTP.
@@ -134,16 +145,24 @@ pub enum ConfigError {
         /// Why not, and what to do.
         reason: String,
     },
-    /// A `[[worker]]` table breaks a rule.
-    #[error("{origin}: worker {id:?}: {problem}")]
-    Worker {
+    /// A table such as `[[worker]]` breaks a rule.
+    #[error("{origin}: {table} {name:?}: {problem}")]
+    Table {
         /// Where the table begins.
         origin: Origin,
-        /// The worker's id, as it stands there.
-        id: String,
+        /// Which kind of table.
+        table: &'static str,
+        /// The name of what it describes, as it stands there.
+        name: String,
         /// What is wrong.
         problem: String,
     },
+}
+
+impl ConfigError {
+    fn table(origin: &Origin, table: &'static str, name: &str, problem: String) -> Self {
+        Self::Table { origin: origin.clone(), table, name: name.to_owned(), problem }
+    }
 }
 
 /// The configuration from flags, environment (asked by name) and the file that one of these names, in this
@@ -162,6 +181,8 @@ pub fn resolve(flags: &Flags, environment: &dyn Fn(&str) -> Option<String>) -> R
         max_derived_pins: count(&sources.get(&setting::MAX_DERIVED_PINS), MAX_DERIVED_PINS)?,
         accept_timeout: duration(&sources.get(&setting::ACCEPT_TIMEOUT), ACCEPT_TIMEOUT)?,
         request_timeout: duration(&sources.get(&setting::REQUEST_TIMEOUT), REQUEST_TIMEOUT)?,
+        max_waiting: overload::max_waiting(&sources)?,
+        full_at: overload::full_at(&sources)?,
         provision: choice(&sources.get(&setting::PROVISION), &Provision::NAMED)?,
         reply_prefixes: reply_prefixes(&sources.get(&setting::REPLY_PREFIXES), &namespace)?,
         drain_timeout: duration(&sources.get(&setting::DRAIN_TIMEOUT), DRAIN_TIMEOUT)?,
@@ -169,6 +190,7 @@ pub fn resolve(flags: &Flags, environment: &dyn Fn(&str) -> Option<String>) -> R
         log_format: choice(&sources.get(&setting::LOG_FORMAT), &LogFormat::NAMED)?,
         frontends: choice(&sources.get(&setting::UNTRUSTED_FRONTENDS), &UNTRUSTED)?,
         workers: worker::all(sources.workers(), &namespace)?,
+        aliases: alias::all(sources.aliases())?,
         namespace,
     };
     refuse_what_has_no_effect(&sources, &config)?;

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::file::{ConfigFile, WorkerTable};
+use super::file::{AliasEntry, ConfigFile, Table, WorkerEntry};
 use super::{ConfigError, Flags};
 
 /// One setting.
@@ -39,7 +39,7 @@ impl Setting {
 
     /// Whether its value is a whole number.
     pub fn is_count(&self) -> bool {
-        self.value == "COUNT"
+        self.value.split('|').any(|value| value == "COUNT")
     }
 
     /// Whether the flag may stand without a value.
@@ -54,7 +54,7 @@ pub static CONFIG: Setting = Setting {
     value: "FILE",
     default: None,
     also: &[],
-    help: "TOML file with settings, keys as the flags with _ for -, and [[worker]] tables",
+    help: "TOML file with settings, keys as the flags with _ for -, and [[worker]] and [[alias]] tables",
 };
 
 pub(super) static NATS_URL: Setting = Setting {
@@ -110,6 +110,25 @@ pub(super) static REQUEST_TIMEOUT: Setting = Setting::new(
     "DURATION",
     "30s",
     "How long a request may wait until a worker accepts it, where it does not set Rankpin-Timeout-Ms",
+);
+pub(super) static MAX_WAITING: Setting = Setting::new(
+    "max_waiting",
+    "COUNT",
+    "4096",
+    "Most requests of one model that wait in this router while no worker has room (max_inflight); beyond, the least \
+     important is answered 429 overloaded",
+);
+pub(super) static FULL_AT_KV_USE: Setting = Setting::new(
+    "full_at_kv_use",
+    "PERCENT|off",
+    "off",
+    "A rank that reports so much of its kv_blocks in use counts as full, such as 95%",
+);
+pub(super) static FULL_AT_QUEUED: Setting = Setting::new(
+    "full_at_queued",
+    "COUNT|off",
+    "off",
+    "A rank that reports as many requests accepted and not begun counts as full",
 );
 pub(super) static PROVISION: Setting = Setting::new(
     "provision",
@@ -171,7 +190,7 @@ pub(super) static GROUP_SUBAGENTS: Setting = Setting::new(
 );
 
 /// All settings that may stand in the file, in the order of the help.
-pub static SETTINGS: [&Setting; 19] = [
+pub static SETTINGS: [&Setting; 22] = [
     &NATS_URL,
     &CREDS,
     &NAMESPACE,
@@ -185,6 +204,9 @@ pub static SETTINGS: [&Setting; 19] = [
     &MAX_DERIVED_PINS,
     &ACCEPT_TIMEOUT,
     &REQUEST_TIMEOUT,
+    &MAX_WAITING,
+    &FULL_AT_KV_USE,
+    &FULL_AT_QUEUED,
     &PROVISION,
     &REPLY_PREFIXES,
     &DRAIN_TIMEOUT,
@@ -283,7 +305,12 @@ impl<'a> Sources<'a> {
     }
 
     /// The `[[worker]]` tables of the file.
-    pub(super) fn workers(&self) -> &[WorkerTable] {
+    pub(super) fn workers(&self) -> &[Table<WorkerEntry>] {
         self.file.workers()
+    }
+
+    /// The `[[alias]]` tables of the file.
+    pub(super) fn aliases(&self) -> &[Table<AliasEntry>] {
+        self.file.aliases()
     }
 }

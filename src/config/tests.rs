@@ -37,6 +37,8 @@ fn defaults() {
         max_derived_pins: 1 << 20,
         accept_timeout: Duration::from_secs(2),
         request_timeout: Duration::from_secs(30),
+        max_waiting: 4096,
+        full_at: FullAt { kv_percent: None, queued: None },
         provision: Provision::Auto,
         reply_prefixes: vec!["_INBOX.".into(), "_INBOX_".into()],
         drain_timeout: Duration::from_secs(30),
@@ -44,6 +46,7 @@ fn defaults() {
         log_format: LogFormat::Text,
         frontends: FrontendTrust::Everywhere,
         workers: vec![],
+        aliases: Aliases::new(),
     };
     assert_eq!(config, expected);
 }
@@ -60,6 +63,9 @@ const EVERY_KEY: &str = r#"
     max_derived_pins = 1000
     accept_timeout = "250ms"
     request_timeout = "5s"
+    max_waiting = 100
+    full_at_kv_use = "95%"
+    full_at_queued = 4
     provision = "never"
     reply_prefixes = ["_INBOX.", "_INBOX_", "replies."]
     drain_timeout = "0s"
@@ -77,6 +83,7 @@ const EVERY_KEY: &str = r#"
 fn every_setting_is_a_key_a_variable_and_a_flag() {
     let from_file = of_file(EVERY_KEY).expect("valid");
     assert_eq!(from_file.policy, PolicyKind::Random);
+    assert_eq!((from_file.max_waiting, from_file.full_at), (100, FullAt { kv_percent: Some(95), queued: Some(4) }));
     assert_eq!(from_file.pin_ttl, Duration::from_secs(9000));
     assert_eq!(from_file.reply_prefixes, ["_INBOX.", "_INBOX_", "replies."]);
     assert_eq!(from_file.frontends, FrontendTrust::TrustedSubjectOnly);
@@ -145,6 +152,10 @@ fn values_that_are_not_allowed_are_named_with_place_and_what_is() {
         ("accept_timeout", "-1s", duration("10ms to 1day")),
         ("request_timeout", "25h", duration("10ms to 1day")),
         ("drain_timeout", "forever", duration("0s to 1day")),
+        ("max_waiting", "65537", "allowed is a whole number from 0 to 65536".to_owned()),
+        ("full_at_kv_use", "0.9", "allowed are 1% to 100%, and off".to_owned()),
+        ("full_at_kv_use", "101%", "allowed are 1% to 100%, and off".to_owned()),
+        ("full_at_queued", "0", "allowed is a whole number from 1 to 1000000, and off".to_owned()),
         ("provision", "yes", "allowed are auto, never".to_owned()),
         (
             "listen",
@@ -278,6 +289,64 @@ fn files_that_break_the_form_are_refused_with_the_line() {
     ] {
         let error = of_file(file).expect_err(file);
         assert!(error.starts_with(&format!("rankpin.toml, {told}")), "{error}");
+    }
+}
+
+#[test]
+fn aliases_lead_to_models() {
+    let config = of_file(
+        r#"
+        [[alias]]
+        model = "chat"
+        to = [{ model = "a", weight = 9 }, { model = "b", weight = 0.5 }]
+
+        [[alias]]
+        model = "code"
+        to = [{ model = "b" }]
+        "#,
+    )
+    .expect("valid");
+    let told: Vec<_> = config
+        .aliases
+        .iter()
+        .map(|(name, to)| (name.as_str(), to.iter().map(|to| (to.model.as_str(), to.weight)).collect::<Vec<_>>()))
+        .collect();
+    assert_eq!(told, [("chat", vec![("a", 9.0), ("b", 0.5)]), ("code", vec![("b", 1.0)])]);
+    for (to, told) in [
+        ("[]", "field to: is empty; name the models that it stands for"),
+        ("[{ model = 'chat' }]", "field to: names the alias itself, \"chat\": it would lead in a circle"),
+        (
+            "[{ model = 'code' }]",
+            "field to: \"code\" is an alias too; an alias leads to models, so that none can lead in a circle",
+        ),
+        (
+            "[{ model = 'a', weight = 0 }]",
+            "field to: the weight of \"a\" is 0, allowed are numbers above 0; leave a model",
+        ),
+        ("[{ model = 'a', weight = -1.5 }]", "the weight of \"a\" is -1.5"),
+        ("[{ model = 'a', weight = nan }]", "the weight of \"a\" is NaN"),
+        ("[{ model = 'a' }, { model = 'a' }]", "field to: names \"a\" twice; add the weights"),
+        ("[{ model = '' }]", "field to: the model \"\" is empty"),
+        ("[{ model = ' a' }]", "the model \" a\" begins or ends with white space"),
+    ] {
+        let error = of_file(&format!(
+            "[[alias]]\nmodel = 'code'\nto = [{{ model = 'x' }}]\n[[alias]]\nmodel = 'chat'\nto = {to}"
+        ));
+        let error = error.expect_err(told);
+        assert!(error.starts_with("rankpin.toml, line 4: alias \"chat\": ") && error.contains(told), "{error}");
+    }
+    for (file, told) in [
+        (
+            "[[alias]]\nmodel = 'a'\nto = [{model='x'}]\n[[alias]]\nmodel = 'a'\nto = [{model='y'}]",
+            "line 4: alias \"a\": there is another",
+        ),
+        ("[[alias]]\nmodel = 'a'\nto = 'x'", "line 3: [[alias]] to: invalid type"),
+        ("[[alias]]\nmodel = 'a'\nto = [{model='x', wait=1}]", "line 3: [[alias]] to[0].wait: unknown field"),
+        ("[[alias]]\nmodel = 'a'", "line 1: [[alias]]: missing field"),
+        ("[alias]\nmodel = 'a'", "line 1: alias is no list of tables; write [[alias]]"),
+    ] {
+        let error = of_file(file).expect_err(told);
+        assert!(error.starts_with("rankpin.toml, ") && error.contains(told), "{error}");
     }
 }
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use super::ConfigError;
-use super::file::{WorkerEntry, WorkerTable};
+use super::file::{Table, WorkerEntry};
 use crate::core::id::Namespace;
 use crate::core::worker::WorkerSpec;
 use crate::wire::registration::Registration;
@@ -16,12 +16,11 @@ const INSTANCE: &str = "configured";
 const MAX_SUBJECT_BYTES: usize = 256;
 
 /// All workers of the file, checked by the rules of a registration and those of this file.
-pub(super) fn all(tables: &[WorkerTable], namespace: &Namespace) -> Result<Vec<WorkerSpec>, ConfigError> {
+pub(super) fn all(tables: &[Table<WorkerEntry>], namespace: &Namespace) -> Result<Vec<WorkerSpec>, ConfigError> {
     let mut ids = BTreeSet::new();
     let mut specs = Vec::with_capacity(tables.len());
     for table in tables {
-        let refuse =
-            |problem: String| ConfigError::Worker { origin: table.origin.clone(), id: table.entry.id.clone(), problem };
+        let refuse = |problem: String| ConfigError::table(&table.origin, "worker", &table.entry.id, problem);
         let spec = one(&table.entry, namespace).map_err(refuse)?;
         if !ids.insert(spec.id.clone()) {
             return Err(refuse("there is another [[worker]] with this id; every id stands for one worker".into()));

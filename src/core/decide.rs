@@ -17,6 +17,7 @@ use super::mode::{AffinityMode, PolicyKind, RankChoice};
 use super::policy;
 use super::session::Session;
 
+pub mod freed;
 mod siblings;
 pub mod survey;
 
@@ -155,6 +156,17 @@ enum RankOn {
     Fixed(Option<DpRank>),
     /// The least loaded one.
     ByLoad,
+}
+
+/// Whether a candidate may have the request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Opening {
+    /// There is room.
+    Free,
+    /// There is room, but it has just said that it takes nothing new: only where nobody else has.
+    Leaving,
+    /// There is no room.
+    Full,
 }
 
 struct View<'a> {
@@ -347,8 +359,11 @@ impl<'a> View<'a> {
         if open.is_empty() {
             return Err(NoPlacement::Exhausted);
         }
-        let roomy: Vec<_> = open.into_iter().filter(|(_, full)| !full).map(|(candidate, _)| candidate).collect();
-        let Some(candidates) = Candidates::new(roomy) else {
+        let with = |wanted: Opening| {
+            let these = open.iter().filter(|(_, opening)| *opening == wanted);
+            Candidates::new(these.map(|(candidate, _)| *candidate).collect())
+        };
+        let Some(candidates) = with(Opening::Free).or_else(|| with(Opening::Leaving)) else {
             return Err(NoPlacement::Wait(WaitFor::Any));
         };
         let chosen = if unreachable { self.rendezvous(&candidates) } else { None }
@@ -363,16 +378,17 @@ impl<'a> View<'a> {
         })
     }
 
-    /// Every placement that is allowed and has not failed, with whether it is full.
-    fn candidates(&self, rank_on: impl Fn(&Worker) -> RankOn) -> Vec<(Candidate<'a>, bool)> {
+    /// Every placement that is allowed and has not failed.
+    fn candidates(&self, rank_on: impl Fn(&Worker) -> RankOn) -> Vec<(Candidate<'a>, Opening)> {
         let mut all = Vec::new();
         for (slot, worker) in self.allowed() {
             let (load, turn) = (worker.load_now(self.now), self.fleet.turn_of(worker));
             let candidate = Candidate { slot, worker, rank: None, by_load: false, load, turn };
+            let open = if worker.is_leaving(self.now) { Opening::Leaving } else { Opening::Free };
             let on = rank_on(worker);
             if on == RankOn::ByLoad && self.is_open_on_every_rank(worker) {
                 // Which rank it is can wait until the worker is chosen: there are many workers, of many ranks each.
-                all.push((Candidate { by_load: true, ..candidate }, false));
+                all.push((Candidate { by_load: true, ..candidate }, open));
                 continue;
             }
             let Some(rank) = self.resolve(on, worker) else { continue };
@@ -380,7 +396,8 @@ impl<'a> View<'a> {
             if lost || self.ask.exclusion(&worker.spec.id, rank).is_some() {
                 continue;
             }
-            all.push((Candidate { rank, ..candidate }, worker.is_full(rank, self.now)));
+            let opening = if worker.is_full(rank, self.now) { Opening::Full } else { open };
+            all.push((Candidate { rank, ..candidate }, opening));
         }
         all
     }
@@ -449,7 +466,10 @@ impl<'a> View<'a> {
             .filter(|&rank| {
                 !worker.is_marked(Some(rank), self.now) && self.ask.exclusion(&worker.spec.id, Some(rank)).is_none()
             })
-            .min_by_key(|&rank| (worker.load_now_of(rank, self.now), worker.turn_of(rank)))
+            .min_by_key(|&rank| {
+                let full = worker.is_full(Some(rank), self.now);
+                (full, worker.load_now_of(rank, self.now), worker.turn_of(rank))
+            })
     }
 
     fn rendezvous<'c>(&self, candidates: &'c Candidates<'a>) -> Option<&'c Candidate<'a>> {

@@ -15,6 +15,14 @@ pub enum RouteError {
     /// Nothing served the model within the last ten minutes.
     #[error("model {0:?} is served by no worker, and was not in the last 10 minutes")]
     UnknownModel(String),
+    /// Nothing served any of the models that an alias leads to within the last ten minutes.
+    #[error("{alias:?} is an alias of {models}: none of them is served by a worker, nor was in the last 10 minutes")]
+    UnknownAlias {
+        /// The alias asked for.
+        alias: String,
+        /// The models, in quotes, with commas between.
+        models: String,
+    },
     /// The hinted worker is not registered, not ready, or does not serve the model.
     #[error("worker {worker:?} is not ready to serve model {model:?}")]
     UnknownWorker {
@@ -43,8 +51,13 @@ pub enum RouteError {
         max: usize,
     },
     /// No room within the request's timeout, or the worker said so.
-    #[error("{0}")]
-    Overloaded(String),
+    #[error("{why}")]
+    Overloaded {
+        /// Why there is no room.
+        why: String,
+        /// Seconds after which another try is worth it, at the pace at which the queue drains.
+        retry_after_s: u32,
+    },
     /// The frontend cancelled.
     #[error("the request was cancelled")]
     Cancelled,
@@ -82,10 +95,13 @@ impl RouteError {
     pub fn status(&self) -> u16 {
         match self {
             Self::InvalidRequest(_) | Self::InvalidSessionId(_) | Self::RankOutOfRange(_) => 400,
-            Self::UnknownModel(_) | Self::UnknownWorker { .. } | Self::UnknownPool { .. } => 404,
+            Self::UnknownModel(_)
+            | Self::UnknownAlias { .. }
+            | Self::UnknownWorker { .. }
+            | Self::UnknownPool { .. } => 404,
             Self::PinConflict(_) => 409,
             Self::PayloadTooLarge { .. } => 413,
-            Self::Overloaded(_) => 429,
+            Self::Overloaded { .. } => 429,
             Self::Cancelled => 499,
             Self::NoWorker(_) | Self::WorkerLost(_) | Self::ShuttingDown => 503,
             Self::AcceptTimeout(_) | Self::Deadline(_) => 504,
@@ -107,12 +123,12 @@ impl RouteError {
             Self::InvalidRequest(_) => "invalid_request",
             Self::InvalidSessionId(_) => "invalid_session_id",
             Self::RankOutOfRange(_) => "rank_out_of_range",
-            Self::UnknownModel(_) => "unknown_model",
+            Self::UnknownModel(_) | Self::UnknownAlias { .. } => "unknown_model",
             Self::UnknownWorker { .. } => "unknown_worker",
             Self::UnknownPool { .. } => "unknown_pool",
             Self::PinConflict(_) => "pin_conflict",
             Self::PayloadTooLarge { .. } => "payload_too_large",
-            Self::Overloaded(_) => "overloaded",
+            Self::Overloaded { .. } => "overloaded",
             Self::Cancelled => "cancelled",
             Self::NoWorker(_) => "no_worker",
             Self::WorkerLost(_) => "worker_lost",
@@ -125,8 +141,9 @@ impl RouteError {
 
     /// Seconds after which a frontend may try again; 429 and 503 carry it.
     pub fn retry_after_s(&self) -> Option<u32> {
-        match self.status() {
-            429 | 503 => Some(1),
+        match (self, self.status()) {
+            (Self::Overloaded { retry_after_s, .. }, _) => Some(*retry_after_s),
+            (_, 429 | 503) => Some(1),
             _ => None,
         }
     }

@@ -12,9 +12,15 @@ use super::id::{DpRank, InstanceId, Model, WorkerId};
 use super::load::Report;
 use super::worker::{WorkerKind, WorkerSpec, WorkerState};
 
+mod full;
 mod load;
+mod refusals;
 #[cfg(test)]
 mod tests;
+
+pub use full::{FullAt, FullBy};
+pub use load::REPORT_COUNTS_FOR;
+use refusals::Refusals;
 
 /// A worker without a sign of life for this long is lost (protocol section 6).
 pub const LOST_AFTER: Duration = Duration::from_secs(6);
@@ -28,6 +34,9 @@ pub const PROBES_UNTIL_LOST: u8 = 2;
 pub const MAX_WORKERS: usize = 16_384;
 /// Most models remembered; beyond, those that nobody serves are forgotten early.
 pub const MAX_KNOWN_MODELS: usize = 65_536;
+/// How long a worker that has refused a request with 503 gets no new session where others may have it: its next
+/// registration tells more.
+pub const LEAVING_FOR: Duration = Duration::from_secs(1);
 /// Most ranks of one worker that are marked lost at once; beyond, the oldest mark is dropped.
 const MAX_MARKS: usize = 64;
 /// Shortest and longest way from one turn of a worker to its next: weights beyond a million to one count as that.
@@ -77,6 +86,12 @@ pub struct Worker {
     refused_probes: u8,
     last_probe_refused: bool,
     report: Option<(Report, Instant)>,
+    /// Ranks that are full by that report, and why.
+    over: Vec<(DpRank, FullBy)>,
+    /// Ranks that have refused requests a moment ago.
+    refusals: Refusals,
+    /// Until when it says that it takes nothing new.
+    leaving_until: Option<Instant>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -122,6 +137,8 @@ pub struct Fleet {
     known_models: HashMap<Model, Instant, RandomState>,
     /// Whose turn it was last, in turns of the whole fleet.
     turn: f64,
+    /// What reports count as full.
+    full_at: FullAt,
 }
 
 impl Fleet {
@@ -221,6 +238,13 @@ impl Fleet {
         worker.marks.push(Mark { rank, until: now + RANK_LOST_FOR });
     }
 
+    /// It has refused a request with 503: it takes nothing new, for [`LEAVING_FOR`] as far as is known.
+    pub fn note_leaving(&mut self, slot: WorkerSlot, now: Instant) {
+        if let Some(worker) = self.get_mut(slot) {
+            worker.leaving_until = Some(now + LEAVING_FOR);
+        }
+    }
+
     /// Removes workers that gave no sign of life in time; their accepted requests are lost.
     pub fn expire(&mut self, now: Instant) -> Vec<(WorkerSlot, WorkerId)> {
         let lost: Vec<_> = self
@@ -310,6 +334,11 @@ impl Fleet {
         (worker.is_ready(now) && worker.spec.models.binary_search(model).is_ok()).then_some((slot, worker))
     }
 
+    /// Whether anybody serves the model now, ready or not.
+    pub fn serves(&self, model: &Model) -> bool {
+        self.by_model.contains_key(model)
+    }
+
     /// Whether a registration served the model within [`MODEL_KNOWN_FOR`].
     pub fn knows(&self, model: &Model, now: Instant) -> bool {
         self.by_model.contains_key(model)
@@ -360,6 +389,9 @@ impl Fleet {
             refused_probes: 0,
             last_probe_refused: false,
             report: None,
+            over: Vec::new(),
+            refusals: Refusals::default(),
+            leaving_until: None,
         };
         let index = if let Some(index) = self.free.pop() {
             self.slots[index as usize].1 = Some(worker);
@@ -425,6 +457,11 @@ impl Worker {
     /// Whether the rank (or without one, the whole worker) is marked lost.
     pub fn is_marked(&self, rank: Option<DpRank>, now: Instant) -> bool {
         self.marks.iter().any(|mark| mark.rank == rank && mark.until > now)
+    }
+
+    /// Whether it has just said that it takes nothing new.
+    pub fn is_leaving(&self, now: Instant) -> bool {
+        self.leaving_until.is_some_and(|until| now < until)
     }
 
     /// How many ranks come before this one, in turns that begin after the rank that was last picked.

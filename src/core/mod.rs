@@ -3,6 +3,7 @@
 //! Nothing here knows of NATS, tokio, clocks or logs. Time and randomness come in as arguments, decisions go
 //! out as values, so every choice can be replayed from a seed and compared in a test.
 
+pub mod alias;
 pub mod ask;
 pub mod candidates;
 pub mod decide;

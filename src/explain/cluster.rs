@@ -9,16 +9,19 @@ use serde::Serialize;
 use super::show;
 use super::turn::Turn;
 use crate::config::RouterConfig;
+use crate::core::alias::{self, Asked, Choice};
 use crate::core::ask::Ask;
-use crate::core::decide::survey::{Standing, survey};
+use crate::core::decide::survey::{Standing, Surveyed, survey};
 use crate::core::decide::{Decision, NoPlacement, Pin, PinStep, Reason, Rules, WaitFor, decide};
-use crate::core::fleet::Fleet;
+use crate::core::error::RouteError;
+use crate::core::fleet::{Fleet, Worker};
 use crate::core::hash::PinKey;
-use crate::core::id::Origin;
+use crate::core::id::{DpRank, Origin};
 use crate::core::mode::{AffinityMode, PolicyKind};
 use crate::core::pins::Mirror;
 use crate::nats::bucket::{Bucket, Unreachable, Watched};
 use crate::nats::{ConnectError, Link, LinkOptions, Subscriptions};
+use crate::wire::identity::Identity;
 use crate::wire::load::LoadReport;
 use crate::wire::pin::PinValue;
 use crate::wire::registration::Registration;
@@ -84,6 +87,12 @@ pub struct Candidate {
     pub standing: &'static str,
     /// Requests in flight by its last report, where one came.
     pub inflight: Option<u64>,
+    /// Requests that may be in flight there, where it has a limit.
+    pub max_inflight: Option<u64>,
+    /// Requests that its ranks have accepted and not begun, by that report.
+    pub queued: Option<u64>,
+    /// Share of its blocks in use by that report, in percent, where it declares how many it has.
+    pub kv_used_percent: Option<u64>,
 }
 
 /// Why nothing can be told of a cluster.
@@ -112,18 +121,81 @@ pub async fn look(turn: &Turn, config: &RouterConfig) -> Result<Cluster, Cluster
     let loads = Subscriptions::open(&link, &[(subjects.loads(), None)]).await;
     let mut notes = Vec::new();
     let mut fleet = Fleet::default();
+    fleet.set_full_at(config.full_at);
     for worker in &config.workers {
         fleet.configure(worker.clone(), Instant::now());
     }
     let workers = Bucket::new(link.clone(), &subjects.workers_bucket());
     read_workers(&workers, &mut fleet, &mut notes).await.map_err(|e| unreadable(&workers, e))?;
     let pins = Bucket::new(link, &subjects.pins_bucket());
-    let (mirror, keys, found) = read_pins(&pins, turn, &mut notes).await.map_err(|e| unreadable(&pins, e))?;
+    let info = pins.info().await.map_err(|e| unreadable(&pins, e))?;
+    let mut mirror = Mirror::new(if info.max_age.is_zero() { Duration::MAX } else { info.max_age });
+    let identities =
+        turn.under.as_ref().map_or_else(|| vec![&turn.identity], |under| under.identities.iter().collect());
+    let mut read = Vec::new();
+    for identity in identities {
+        let of_one = read_pins(&pins, turn, identity, &mut mirror, &mut notes).await;
+        read.push(of_one.map_err(|e| unreadable(&pins, e))?);
+    }
     match loads {
         Ok(loads) => hear_loads(loads, listening + LOAD_WAIT, &mut fleet).await,
         Err(problem) => notes.push(format!("the workers' load is unknown: {problem}")),
     }
-    Ok(judge(turn, config, &mut fleet, &mirror, (keys, found), notes))
+    let (identity, read) = match resolve(turn, &read, &fleet, &mirror, &mut notes) {
+        Ok(index) => {
+            (turn.under.as_ref().map_or(&turn.identity, |under| &under.identities[index]), read.swap_remove(index))
+        }
+        Err(error) => return Ok(refused(&error, read.swap_remove(0), notes)),
+    };
+    let at = At { turn, identity, config };
+    Ok(judge(at, &mut fleet, &mirror, read, notes))
+}
+
+/// Which of the models that an alias leads to the request gets: 0 where the model is none.
+fn resolve(
+    turn: &Turn,
+    read: &[(Vec<PinKey>, Vec<Found>)],
+    fleet: &Fleet,
+    mirror: &Mirror,
+    notes: &mut Vec<String>,
+) -> Result<usize, RouteError> {
+    let Some(under) = &turn.under else { return Ok(0) };
+    let keys: Vec<_> = read.iter().map(|(keys, _)| keys.clone()).collect();
+    let asked = Asked { targets: &under.targets, keys: &keys, by: under.by.as_ref() };
+    let choice = alias::choose(asked, fleet, mirror, Instant::now(), &mut rand::rngs::StdRng::seed_from_u64(0));
+    let Some(Choice { index, pinned }) = choice else {
+        let models = under.targets.iter().map(|target| format!("{:?}", target.model.as_str())).collect::<Vec<_>>();
+        let alias = turn.alias.clone().unwrap_or_default();
+        return Err(RouteError::UnknownAlias { alias, models: models.join(", ") });
+    };
+    let why = match (pinned, &under.by) {
+        (true, _) => "it is pinned under it",
+        (false, Some(_)) => "it is pinned under none, and its hash says so among those that are served",
+        (false, None) => "by chance: it has no session",
+    };
+    notes.push(format!("of the alias's models it gets {:?}: {why}", under.targets[index].model.as_str()));
+    Ok(index)
+}
+
+fn refused(error: &RouteError, (keys, found): (Vec<PinKey>, Vec<Found>), notes: Vec<String>) -> Cluster {
+    Cluster {
+        looked_up: keys.len(),
+        follows: None,
+        workers: Vec::new(),
+        placement: None,
+        decision: format!("{} {}", error.status(), error.code()),
+        because: error.to_string(),
+        found,
+        notes,
+    }
+}
+
+/// The request, under the model that it gets.
+#[derive(Clone, Copy)]
+struct At<'t> {
+    turn: &'t Turn,
+    identity: &'t Identity,
+    config: &'t RouterConfig,
 }
 
 fn unreadable(bucket: &Bucket, error: Unreachable) -> ClusterError {
@@ -160,18 +232,17 @@ async fn read_workers(bucket: &Bucket, fleet: &mut Fleet, notes: &mut Vec<String
 async fn read_pins(
     bucket: &Bucket,
     turn: &Turn,
+    identity: &Identity,
+    mirror: &mut Mirror,
     notes: &mut Vec<String>,
-) -> Result<(Mirror, Vec<PinKey>, Vec<Found>), Unreachable> {
-    let info = bucket.info().await?;
-    let ttl = if info.max_age.is_zero() { Duration::MAX } else { info.max_age };
-    let (mut mirror, mut found) = (Mirror::new(ttl), Vec::new());
-    let mut keys = Vec::new();
-    for (depth, session) in turn.identity.lookups().enumerate() {
+) -> Result<(Vec<PinKey>, Vec<Found>), Unreachable> {
+    let (mut found, mut keys) = (Vec::new(), Vec::new());
+    for (depth, session) in identity.lookups().enumerate() {
         if depth == MAX_READ {
             notes.push(format!("only the {MAX_READ} deepest prefixes were looked up"));
             break;
         }
-        let key = PinKey::new(&turn.head.tenant, &turn.identity.model, &session);
+        let key = PinKey::new(&turn.head.tenant, &identity.model, &session);
         keys.push(key);
         let Some(stored) = bucket.read_leader(&key.to_string()).await? else { continue };
         let pin = stored.value.as_deref().map(|value| PinValue::parse(key, value));
@@ -192,7 +263,7 @@ async fn read_pins(
         let now = Instant::now();
         mirror.handle_value(key, stored.revision, pin, now.checked_sub(age).unwrap_or(now));
     }
-    Ok((mirror, keys, found))
+    Ok((keys, found))
 }
 
 /// What the key at this place among the lookups stands for.
@@ -220,8 +291,7 @@ fn age(created: SystemTime) -> Duration {
 }
 
 fn judge(
-    turn: &Turn,
-    config: &RouterConfig,
+    At { turn, identity, config }: At<'_>,
     fleet: &mut Fleet,
     mirror: &Mirror,
     (keys, found): (Vec<PinKey>, Vec<Found>),
@@ -229,10 +299,10 @@ fn judge(
 ) -> Cluster {
     let now = Instant::now();
     let ask = Ask {
-        model: turn.identity.model.clone(),
+        model: identity.model.clone(),
         tenant: turn.head.tenant.clone(),
-        session: turn.identity.session.clone(),
-        group: turn.identity.group.clone(),
+        session: identity.session.clone(),
+        group: identity.group.clone(),
         worker_hint: turn.head.worker_hint.as_deref().map(Into::into),
         rank_hint: turn.head.rank_hint.clone(),
         pool: turn.head.pool.as_deref().map(Into::into),
@@ -246,6 +316,13 @@ fn judge(
     // The order of turns and random choices are each router's own; any seed shows one of them.
     let decided = decide(&ask, fleet, pin, rules, now, &mut rand::rngs::StdRng::seed_from_u64(0));
     let open = workers.iter().filter(|one| one.standing == Standing::Open).count();
+    if let Err(NoPlacement::Wait(_)) = &decided {
+        notes.push(format!(
+            "it waits by priority, in turns with other sessions of its priority; what waits in each router, only that \
+             router knows (at most {} for this model)",
+            config.max_waiting
+        ));
+    }
     if let Ok(decision) = &decided
         && decision.reason != Reason::Pinned
         && open > 1
@@ -253,18 +330,10 @@ fn judge(
     {
         notes.push(turns(config.policy, open));
     }
-    let candidate = |one: crate::core::decide::survey::Surveyed| Candidate {
-        inflight: fleet
-            .find(one.placement.worker.as_str())
-            .and_then(|(_, worker)| worker.fresh_report(now).is_some().then(|| worker.load(now))),
-        placement: one.placement.to_string(),
-        open: one.standing == Standing::Open,
-        standing: one.standing.words(),
-    };
     Cluster {
         looked_up: keys.len(),
         follows,
-        workers: workers.into_iter().map(candidate).collect(),
+        workers: workers.into_iter().map(|one| candidate(one, fleet, now)).collect(),
         placement: decided.as_ref().ok().map(|decision| decision.placement.to_string()),
         decision: match &decided {
             Ok(decision) => decision.header(),
@@ -275,6 +344,46 @@ fn judge(
         because: because(&ask, &decided, rules.mode),
         found,
         notes,
+    }
+}
+
+fn candidate(one: Surveyed, fleet: &Fleet, now: Instant) -> Candidate {
+    let load = fleet.find(one.placement.worker.as_str()).map(|(_, worker)| Load::of(worker, one.placement.rank, now));
+    let Load { inflight, max_inflight, queued, kv_used_percent } = load.unwrap_or_default();
+    Candidate {
+        placement: one.placement.to_string(),
+        open: one.standing == Standing::Open,
+        standing: one.standing.words(),
+        inflight,
+        max_inflight,
+        queued,
+        kv_used_percent,
+    }
+}
+
+/// What is known of the load at a placement: of its rank, or of all where there is none.
+#[derive(Default)]
+struct Load {
+    inflight: Option<u64>,
+    max_inflight: Option<u64>,
+    queued: Option<u64>,
+    kv_used_percent: Option<u64>,
+}
+
+impl Load {
+    fn of(worker: &Worker, rank: Option<DpRank>, now: Instant) -> Self {
+        let ranks = rank.map_or_else(|| u64::from(worker.spec.ranks.size()), |_| 1);
+        let max_inflight = worker.spec.max_inflight.map(|most| u64::from(most) * ranks);
+        let Some(report) = worker.fresh_report(now) else { return Self { max_inflight, ..Self::default() } };
+        let here = || report.ranks.iter().filter(|load| rank.is_none_or(|rank| rank == load.rank));
+        let used: u64 = here().map(|load| load.kv_used_blocks).sum();
+        let blocks = worker.spec.kv_blocks.map(|blocks| blocks.saturating_mul(ranks)).filter(|blocks| *blocks > 0);
+        Self {
+            inflight: Some(here().map(|load| u64::from(load.inflight)).sum()),
+            max_inflight,
+            queued: Some(here().map(|load| u64::from(load.queued)).sum()),
+            kv_used_percent: blocks.map(|blocks| used.saturating_mul(100) / blocks),
+        }
     }
 }
 

@@ -1,6 +1,7 @@
 //! What a router would make of a request, and why: its session and where that comes from, its prefix keys, which texts
 //! counted, the pin it would follow and where it would go. Every rule is the router's own; here it is only told.
 
+mod alias;
 mod cluster;
 mod compare;
 mod show;

@@ -2,6 +2,7 @@
 
 use std::fmt::Write as _;
 
+use super::cluster::Candidate;
 use super::compare::{Comparison, Side};
 use super::show;
 use super::turn::{Class, Element, Turn};
@@ -55,7 +56,10 @@ fn head(out: &mut String, turn: &Turn) {
         Class::Sessionless => "a request without a session",
     };
     field(out, "request", class);
-    field(out, "model", &turn.model);
+    match &turn.alias {
+        Some(alias) => field(out, "model", &format!("{} (asked for as {alias})", turn.model)),
+        None => field(out, "model", &turn.model),
+    }
     if let Some(tenant) = &turn.tenant {
         field(out, "tenant", tenant);
     }
@@ -128,8 +132,7 @@ fn live(out: &mut String, cluster: &Cluster) {
     line(out, "\nWorkers, as a new placement:");
     for worker in &cluster.workers {
         let mark = if worker.open { "+" } else { "-" };
-        let load = worker.inflight.map_or_else(String::new, |n| format!(", {n} in flight"));
-        line(out, &format!("  {mark} {:<16} {}{load}", worker.placement, worker.standing));
+        line(out, &format!("  {mark} {:<16} {}{}", worker.placement, worker.standing, load(worker)));
     }
     if cluster.workers.is_empty() {
         line(out, "  None is registered.");
@@ -139,6 +142,22 @@ fn live(out: &mut String, cluster: &Cluster) {
     for note in &cluster.notes {
         field(out, "note", note);
     }
+}
+
+/// What a worker reports of its load, after a comma each.
+fn load(worker: &Candidate) -> String {
+    let mut told = String::new();
+    if let Some(inflight) = worker.inflight {
+        let most = worker.max_inflight.map_or_else(String::new, |most| format!(" of {most}"));
+        told += &format!(", {inflight}{most} in flight");
+    }
+    if let Some(queued) = worker.queued.filter(|queued| *queued > 0) {
+        told += &format!(", {queued} queued");
+    }
+    if let Some(percent) = worker.kv_used_percent {
+        told += &format!(", {percent} % of its blocks in use");
+    }
+    told
 }
 
 fn field(out: &mut String, name: &str, value: &str) {

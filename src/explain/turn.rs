@@ -2,6 +2,7 @@
 
 use serde::Serialize;
 
+use super::alias::{self, Under};
 use super::show;
 use crate::config::RouterConfig;
 use crate::core::error::RouteError;
@@ -31,6 +32,9 @@ pub struct Given {
 pub struct Turn {
     /// The model.
     pub model: String,
+    /// The alias that the request names, where it does.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub alias: Option<String>,
     /// The tenant, where there is one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tenant: Option<String>,
@@ -53,6 +57,8 @@ pub struct Turn {
     pub(super) head: RequestHead,
     #[serde(skip)]
     pub(super) identity: Identity,
+    #[serde(skip)]
+    pub(super) under: Option<Under>,
     #[serde(skip)]
     pub(super) seen: Vec<Traced>,
 }
@@ -148,11 +154,16 @@ pub fn read(given: &Given, config: &RouterConfig) -> Result<Turn, RouteError> {
                 .into(),
         );
     }
+    let alias = identity.model.clone();
+    let under = alias::under(&identity, config);
+    let identity = under.as_ref().map_or(identity, |under| under.identities[under.expected].clone());
+    notes.extend(under.as_ref().map(|under| under.note.clone()));
     if !by_header && on {
         notes.extend(unused_fields(given, &head, config)?);
     }
     Ok(Turn {
         model: identity.model.as_str().to_owned(),
+        alias: under.is_some().then(|| alias.as_str().to_owned()),
         tenant: Some(head.tenant.as_str().to_owned()).filter(|tenant| !tenant.is_empty()),
         class,
         session: identity.session.as_ref().map(|session| session.id.as_str().to_owned()),
@@ -163,6 +174,7 @@ pub fn read(given: &Given, config: &RouterConfig) -> Result<Turn, RouteError> {
         notes,
         head,
         identity,
+        under,
         seen,
     })
 }

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::alias::{self, Alias};
 use super::route::Request;
 use super::state::{Basis, Keys, Router};
 use crate::core::ask::Ask;
@@ -86,6 +87,7 @@ struct Checked {
     keys: Keys,
     prefixes: Option<Prefixes>,
     head: RequestHead,
+    alias: Option<Alias>,
 }
 
 fn check(router: &Router, message: &Message, headers: Block<'_>, known: &Known<'_>) -> Result<Checked, RouteError> {
@@ -102,8 +104,9 @@ fn check(router: &Router, message: &Message, headers: Block<'_>, known: &Known<'
     let named = named.map_err(|e| RouteError::InvalidRequest(e.to_string()))?;
     let sessions = if sessions { Sessions::On(&router.config.session) } else { Sessions::Off };
     let identity = identity::find(&head, headers.iter(), message.payload(), named, sessions)?;
+    let (identity, alias) = alias::resolve(router, &head.tenant, identity)?;
     let keys = keys(&identity, &head.tenant);
-    let Identity { model, session, group, prefixes, source: _ } = identity;
+    let Identity { model, session, group, prefixes, source: _, elements: _ } = identity;
     let ask = Ask {
         tenant: head.tenant.clone(),
         session,
@@ -114,7 +117,7 @@ fn check(router: &Router, message: &Message, headers: Block<'_>, known: &Known<'
         excluded: Vec::new(),
         model,
     };
-    Ok(Checked { ask, keys, prefixes, head })
+    Ok(Checked { ask, keys, prefixes, head, alias })
 }
 
 fn keys(identity: &Identity, tenant: &Tenant) -> Keys {
@@ -150,11 +153,11 @@ fn take(
     now: Instant,
 ) -> Result<Request, Refused> {
     let Some(seq) = router.state().live.insert(id.clone(), message.size()) else {
-        let full =
-            RouteError::Overloaded("the router has as many requests under way as it can hold; try again later".into());
+        let full = "the router has as many requests under way as it can hold; try again later";
+        let full = router.overloaded(&checked.ask, &checked.keys, checked.head.priority, full);
         return Err(refuse(id, &message, full));
     };
-    let Checked { ask, keys, prefixes, head } = checked;
+    let Checked { ask, keys, prefixes, head, alias } = checked;
     let timeout = head.timeout_ms.map_or(router.config.request_timeout, |ms| Duration::from_millis(ms.into()));
     router.metrics.admitted.inc();
     Ok(Request {
@@ -165,6 +168,7 @@ fn take(
         keys,
         prefixes,
         message,
+        alias,
         priority: head.priority,
         accept_until: now + timeout,
         deadline: head.deadline_ms.map(|ms| (now + Duration::from_millis(ms.into()), ms.into())),
@@ -180,6 +184,5 @@ fn take(
         rechecked: false,
         last_failure: None,
         cancelled: false,
-        pause: Duration::ZERO,
     })
 }

@@ -72,6 +72,11 @@ impl Request {
         if let Some(rank) = decision.placement.rank {
             headers.push_number(header::DP_RANK, rank.0.into());
         }
+        if let Some(alias) = &self.alias {
+            // Both come from the configuration, which has seen to it that a header can carry them.
+            headers.push(header::MODEL, self.ask.model.as_str());
+            headers.push(header::ALIAS, alias.name.as_str());
+        }
         match &self.ask.session {
             Some(session) if session.origin == Origin::Named => headers.push(header::SESSION, session.id.as_str()),
             Some(session) => headers.push(header::SESSION, self.root(session)),

@@ -41,6 +41,7 @@ impl Router {
         gauges.live.set(count(state.live.len()));
         gauges.waiting.set(count(state.live.waiting()));
         gauges.queued.set(count(state.queued()));
+        gauges.models_queued.set(count(state.models_queued()));
         gauges.workers.set(count(state.fleet.iter().count()));
         gauges.pins.set(count(state.mirror.len()));
         gauges.derived_pins.set(count(state.mirror.derived()));

@@ -103,7 +103,10 @@ impl Router {
                 let taken = self.state().fleet.handle_report(report, now);
                 if taken {
                     self.settle_idle(&worker, now);
-                    self.pump(now);
+                    let slot = self.state().fleet.find(worker.as_str()).map(|(slot, _)| slot);
+                    if let Some(slot) = slot {
+                        self.pump_worker(slot, now);
+                    }
                 }
             }
             Err(problem) => {

@@ -42,6 +42,8 @@ pub enum Mail {
     AskAgain,
     /// Room appeared: it is placed, and counted there; with the revision of the pin that it was decided by.
     Granted(Box<(Decision, Basis)>),
+    /// It had to give its place in the queue to another request.
+    Displaced,
     /// Nobody listens where it was sent.
     NoResponders,
     /// The worker took it.

@@ -10,9 +10,11 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 
+use super::queue_metrics::QueueMetrics;
 use crate::core::ask::Failure;
 use crate::core::decide::{Decision, PinStep};
 use crate::core::error::RouteError;
+use crate::core::id::Model;
 use crate::wire::event::{Finished, Outcome};
 
 /// How often one kind of warning is written to the log at most.
@@ -35,6 +37,13 @@ pub struct DecisionLabel {
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct FailureLabel {
     failure: &'static str,
+}
+
+/// Which model an alias has led to: both from the configuration.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct AliasLabel {
+    alias: String,
+    model: String,
 }
 
 /// What was refused.
@@ -63,6 +72,8 @@ pub struct Metrics {
     pub faults: Counter,
     /// NATS clients that were killed by a message and built anew.
     pub rebuilt: Counter,
+    /// Of the queue.
+    pub queue: QueueMetrics,
     /// Gauges, set when they are read.
     pub gauges: Gauges,
     outcomes: Family<OutcomeLabel, Counter>,
@@ -70,6 +81,7 @@ pub struct Metrics {
     failures: Family<FailureLabel, Counter>,
     pins_written: Family<KindLabel, Counter>,
     malformed: Family<KindLabel, Counter>,
+    aliases: Family<AliasLabel, Counter>,
     derived_unpinned: Counter,
     prompt_tokens: Counter,
     cached_tokens: Counter,
@@ -85,6 +97,8 @@ pub struct Gauges {
     pub waiting: Gauge,
     /// Of these, waiting for room at a worker.
     pub queued: Gauge,
+    /// Models for which any waits.
+    pub models_queued: Gauge,
     /// Workers known.
     pub workers: Gauge,
     /// Pins mirrored.
@@ -135,6 +149,9 @@ impl Metrics {
         registry.register("pins_written", "Pins written before a dispatch, by kind", pins_written.clone());
         let malformed = Family::<KindLabel, Counter>::default();
         registry.register("malformed", "Messages that could not be read, by kind", malformed.clone());
+        let aliases = Family::<AliasLabel, Counter>::default();
+        registry.register("aliases_resolved", "Requests for an alias, by the model that they got", aliases.clone());
+        let queue = QueueMetrics::register(&mut registry);
         let gauges = Gauges::register(&mut registry);
         Self {
             registry,
@@ -152,6 +169,8 @@ impl Metrics {
             failures,
             pins_written,
             malformed,
+            aliases,
+            queue,
             derived_unpinned,
             prompt_tokens,
             cached_tokens,
@@ -199,6 +218,12 @@ impl Metrics {
         self.failures.get_or_create(&FailureLabel { failure }).inc();
     }
 
+    /// A request for an alias got a model.
+    pub fn alias_resolved(&self, alias: &Model, model: &Model) {
+        let label = AliasLabel { alias: alias.as_str().to_owned(), model: model.as_str().to_owned() };
+        self.aliases.get_or_create(&label).inc();
+    }
+
     /// A pin was written before a dispatch.
     pub fn pin_written(&self, step: PinStep) {
         let kind = match step {
@@ -243,6 +268,7 @@ impl Gauges {
         registry.register("requests_in_flight", "Requests under way", gauges.live.clone());
         registry.register("requests_waiting", "Requests under way and not accepted yet", gauges.waiting.clone());
         registry.register("requests_queued", "Requests waiting for room at a worker", gauges.queued.clone());
+        registry.register("models_queued", "Models for which requests wait for room", gauges.models_queued.clone());
         registry.register("workers", "Workers known", gauges.workers.clone());
         registry.register("pins_mirrored", "Pins mirrored", gauges.pins.clone());
         registry.register("derived_pins_mirrored", "Derived pins mirrored", gauges.derived_pins.clone());

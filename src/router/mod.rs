@@ -4,6 +4,7 @@
 //! ([`crate::core::decide`]), pins it ([`pinning`]), sends it ([`dispatch`]) and follows it to its end.
 
 mod admit;
+mod alias;
 mod chains;
 mod derived;
 mod dispatch;
@@ -17,6 +18,8 @@ mod metrics;
 mod mirror;
 mod passing;
 mod pinning;
+mod queue;
+mod queue_metrics;
 mod route;
 mod run;
 mod state;

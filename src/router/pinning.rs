@@ -207,6 +207,7 @@ impl Request {
     pub(super) async fn recheck_pin(&mut self, key: PinKey) {
         self.rechecked = true;
         self.router.read_pin(key).await;
+        self.recheck_alias().await;
     }
 
     /// What has to be put before the dispatch: a claim, or once per key the value that another router has put lately.

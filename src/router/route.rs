@@ -6,10 +6,12 @@ use std::time::{Duration, Instant};
 use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::sync::watch;
 
+use super::alias::Alias;
 use super::derived::Continued;
 use super::later::Later;
 use super::live::{Mail, Resting, Seq};
 use super::pinning::{Claim, Claimed, Pinned};
+use super::queue_metrics::LeftQueue;
 use super::state::{Asked, Asking, Basis, Keys, Router};
 use crate::core::ask::{Ask, Excluded, Failure};
 use crate::core::decide::{Decision, NoPlacement, PinStep};
@@ -27,8 +29,6 @@ const MAX_FAILED_PLACEMENTS: usize = 64;
 const RECONNECT_GRACE: Duration = Duration::from_secs(3);
 /// Pause before such a try.
 const GRACE_PAUSE: Duration = Duration::from_millis(100);
-/// First and longest pause before a pinned placement that has refused for overload is asked again.
-const OVERLOAD_PAUSE: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
 
 /// Who waits for mail has a task.
 const HAS_TASK: &str = "only requests with a task wait for mail";
@@ -42,6 +42,8 @@ pub struct Request {
     pub(super) keys: Keys,
     pub(super) prefixes: Option<Prefixes>,
     pub(super) message: Message,
+    /// The alias that it has named.
+    pub(super) alias: Option<Alias>,
     pub(super) priority: i32,
     pub(super) accept_until: Instant,
     pub(super) deadline: Option<(Instant, u64)>,
@@ -66,7 +68,6 @@ pub struct Request {
     pub(super) rechecked: bool,
     pub(super) last_failure: Option<RouteError>,
     pub(super) cancelled: bool,
-    pub(super) pause: Duration,
 }
 
 /// How far a request has come.
@@ -234,7 +235,8 @@ impl Request {
                 Err(self.final_error(RouteError::NoWorker("no worker that may take the request is left".into())))
             }
             Asked::QueueFull => {
-                Err(RouteError::Overloaded("no room at any worker, and the router's queue is full".into()))
+                self.router.metrics.queue.left(LeftQueue::Full);
+                Err(self.overloaded("no worker has room, and as many requests wait for this model as may"))
             }
             Asked::Queued => Box::pin(self.wait_for_room()).await,
             Asked::Busy(claim) => Box::pin(self.wait_for_claim(claim)).await,
@@ -242,13 +244,29 @@ impl Request {
     }
 
     async fn wait_for_room(&mut self) -> Result<Option<(Decision, Basis)>, RouteError> {
+        let since = Instant::now();
         let mail = self.next_mail(self.accept_until).await;
-        self.router.leave_queue(self.priority, self.seq);
+        self.router.leave_queue(self.seq);
+        let metrics = &self.router.metrics;
         match mail? {
-            Some(Mail::Granted(granted)) => Ok(Some(*granted)),
+            Some(Mail::Granted(granted)) => {
+                metrics.queue.left(LeftQueue::Granted(since.elapsed()));
+                Ok(Some(*granted))
+            }
+            Some(Mail::Displaced) => {
+                metrics.queue.left(LeftQueue::Displaced);
+                Err(self.overloaded("no worker has room, and requests that count more wait for this model"))
+            }
             Some(mail) => note(&mail).map(|()| None),
-            None => Err(RouteError::Overloaded("no worker had room for the request within its timeout".into())),
+            None => {
+                metrics.queue.left(LeftQueue::TimedOut);
+                Err(self.overloaded("no worker had room for the request within its timeout"))
+            }
         }
+    }
+
+    fn overloaded(&self, why: &str) -> RouteError {
+        self.router.overloaded(&self.ask, &self.keys, self.priority, why)
     }
 
     /// Another request of this router is placing the session: asks again when it is done.
@@ -303,7 +321,7 @@ impl Request {
                     self.cancel_at_worker(decision);
                     return Err(RouteError::ShuttingDown);
                 }
-                Mail::Granted(_) | Mail::AskAgain => {}
+                Mail::Granted(_) | Mail::Displaced | Mail::AskAgain => {}
             }
         }
     }
@@ -348,6 +366,7 @@ impl Request {
                     | Mail::NoResponders
                     | Mail::Answer(_)
                     | Mail::Granted(_)
+                    | Mail::Displaced
                     | Mail::AskAgain
                     | Mail::ShuttingDown,
                 ) => {}
@@ -359,7 +378,7 @@ impl Request {
     /// Draws the consequence of a failed attempt for the next one.
     async fn learn(&mut self, decision: &Decision, failure: Failure) -> Result<(), RouteError> {
         self.router.metrics.attempt_failed(failure);
-        self.last_failure = Some(failure_at(decision.placement.worker.as_str(), failure));
+        self.last_failure = Some(self.failure_at(decision.placement.worker.as_str(), failure));
         match failure {
             Failure::NoResponders if self.router.reconnected_within(RECONNECT_GRACE) => {
                 return self.rest(GRACE_PAUSE).await;
@@ -367,12 +386,16 @@ impl Request {
             Failure::NoResponders => {
                 self.router.state().fleet.mark_lost(decision.slot, decision.placement.rank, Instant::now());
             }
-            Failure::Overloaded if self.waits_for_pin(decision) => {
-                self.pause = (self.pause * 2).clamp(OVERLOAD_PAUSE.0, OVERLOAD_PAUSE.1);
-                self.router.vacate(self.seq, Instant::now());
-                return self.rest(self.pause).await;
+            Failure::Overloaded => {
+                let now = Instant::now();
+                self.router.state().fleet.note_refused(decision.slot, decision.placement.rank, now);
+                if self.waits_for_pin(decision) {
+                    // The rank counts as full for a moment: the request waits for it as for any that is.
+                    return Ok(());
+                }
             }
-            Failure::Overloaded | Failure::Draining | Failure::AcceptTimeout => {}
+            Failure::Draining => self.router.state().fleet.note_leaving(decision.slot, Instant::now()),
+            Failure::AcceptTimeout => {}
         }
         let whole_worker = failure == Failure::Draining;
         self.ask.excluded.push(Excluded { placement: decision.placement.clone(), whole_worker, failure });
@@ -419,6 +442,16 @@ impl Request {
         })
     }
 
+    /// What the frontend is told where this was the last attempt.
+    fn failure_at(&self, worker: &str, failure: Failure) -> RouteError {
+        match failure {
+            Failure::NoResponders => RouteError::NoWorker(format!("nobody listens at worker {worker:?} any more")),
+            Failure::Draining => RouteError::NoWorker(format!("worker {worker:?} takes no new requests")),
+            Failure::Overloaded => self.overloaded(&format!("worker {worker:?} is overloaded")),
+            Failure::AcceptTimeout => RouteError::AcceptTimeout(format!("worker {worker:?} was silent")),
+        }
+    }
+
     /// The error of the last attempt tells more than that nobody is left; a conflict with a pin tells something new.
     fn final_error(&mut self, error: RouteError) -> RouteError {
         match (&error, self.last_failure.take()) {
@@ -433,16 +466,6 @@ impl Request {
     }
 }
 
-/// What the frontend is told where this was the last attempt.
-fn failure_at(worker: &str, failure: Failure) -> RouteError {
-    match failure {
-        Failure::NoResponders => RouteError::NoWorker(format!("nobody listens at worker {worker:?} any more")),
-        Failure::Draining => RouteError::NoWorker(format!("worker {worker:?} takes no new requests")),
-        Failure::Overloaded => RouteError::Overloaded(format!("worker {worker:?} is overloaded")),
-        Failure::AcceptTimeout => RouteError::AcceptTimeout(format!("worker {worker:?} was silent")),
-    }
-}
-
 fn relayed(Rejection { status, code, message }: Rejection) -> RouteError {
     RouteError::Relayed { status, code, message }
 }
@@ -454,6 +477,7 @@ pub(super) fn note(mail: &Mail) -> Result<(), RouteError> {
         Mail::ShuttingDown => Err(RouteError::ShuttingDown),
         Mail::AskAgain
         | Mail::Granted(_)
+        | Mail::Displaced
         | Mail::NoResponders
         | Mail::Accepted
         | Mail::Rejected(_)
@@ -492,7 +516,7 @@ async fn next_mail(
 impl Drop for Request {
     fn drop(&mut self) {
         self.claim = None;
-        self.router.state().end(self.seq, self.priority, self.router.rules, Instant::now());
+        self.router.state().end(self.seq, self.router.rules, Instant::now());
     }
 }
 
@@ -504,6 +528,9 @@ pub(super) fn plain_reply(request: &Request, decision: &Decision, answer: &Messa
     headers.push(header::WORKER, decision.placement.worker.as_str());
     if let Some(rank) = decision.placement.rank {
         headers.push_number(header::DP_RANK, rank.0.into());
+    }
+    if request.alias.is_some() {
+        headers.push(header::MODEL, request.ask.model.as_str());
     }
     headers.push(header::DECISION, &decision.header());
     headers.push_number(header::ATTEMPT, request.attempt.into());

@@ -10,18 +10,20 @@ use rand::rngs::StdRng;
 use tokio::runtime::Handle;
 use tokio::sync::{Notify, watch};
 
-use super::live::{At, LiveRequests, Mail, Seq};
+use super::live::{At, LiveRequests, Seq};
 use super::metrics::Metrics;
 use super::pinning::PinStore;
+use super::queue::Waiting;
 use crate::config::RouterConfig;
+use crate::core::alias;
 use crate::core::ask::Ask;
-use crate::core::decide::{Decision, NoPlacement, Pin, Rules, WaitFor, decide};
-use crate::core::fleet::{Fleet, WorkerSlot};
+use crate::core::decide::{Decision, NoPlacement, Pin, Rules, decide};
+use crate::core::fleet::Fleet;
 use crate::core::hash::PinKey;
 use crate::core::id::{Placement, WorkerId};
 use crate::core::mode::AffinityMode;
 use crate::core::pins::{Entry, Mirror};
-use crate::core::queue::Queue;
+use crate::core::queue::Queues;
 use crate::core::worker::WorkerKind;
 use crate::nats::Lane;
 use crate::wire::subject::Subjects;
@@ -74,15 +76,9 @@ pub struct State {
     pub live: LiveRequests,
     /// Sessions that a request of this router is just claiming; the others wait for the sender to go.
     pub claims: HashMap<PinKey, watch::Receiver<()>>,
-    queue: Queue<Waiting>,
+    /// Requests that wait for room.
+    pub(super) queue: Queues<Waiting>,
     rng: StdRng,
-}
-
-struct Waiting {
-    seq: Seq,
-    ask: Ask,
-    keys: Keys,
-    wants: WaitFor,
 }
 
 /// Keys under which a request's pin may stand.
@@ -176,6 +172,7 @@ impl Router {
     pub fn new(config: RouterConfig, intake: Lane, dispatch: Lane, pins: PinStore, inbox: String) -> Self {
         let rules = Rules { mode: config.affinity, policy: config.policy, rank_choice: config.rank_choice };
         let mut fleet = Fleet::default();
+        fleet.set_full_at(config.full_at);
         let now = Instant::now();
         for worker in &config.workers {
             fleet.configure(worker.clone(), now);
@@ -188,7 +185,7 @@ impl Router {
             fleet_known: false,
             live: LiveRequests::default(),
             claims: HashMap::new(),
-            queue: Queue::default(),
+            queue: Queues::new(config.max_waiting),
             rng: StdRng::seed_from_u64(uuid::Uuid::new_v4().as_u64_pair().0),
         };
         let subjects = Subjects::new(config.namespace.clone());
@@ -251,10 +248,7 @@ impl Router {
         let pinned = pinned.filter(|_| asking.claimed == 0 || asking.claimed != basis.revision);
         match state.place(asking.seq, asking.ask, pinned.as_ref(), asking.unreachable, self.rules, now) {
             Ok(decision) => Asked::Decided(decision, basis),
-            Err(NoPlacement::Wait(wants)) => {
-                let waiting = Waiting { seq: asking.seq, ask: asking.ask.clone(), keys: asking.keys.clone(), wants };
-                if state.queue.push(asking.priority, asking.seq, waiting) { Asked::Queued } else { Asked::QueueFull }
-            }
+            Err(NoPlacement::Wait(wants)) => state.wait(asking, wants, now),
             Err(other) => Asked::Failed(other),
         }
     }
@@ -263,13 +257,8 @@ impl Router {
     pub fn vacate(&self, seq: Seq, now: Instant) {
         let mut state = self.state();
         if let Some(at) = state.vacate(seq) {
-            state.pump(Some(at.slot), self.rules, now);
+            state.freed(&at, self.rules, now);
         }
-    }
-
-    /// The request waits no longer.
-    pub fn leave_queue(&self, priority: i32, seq: Seq) {
-        self.state().queue.remove(priority, seq);
     }
 
     /// A worker's report was taken in. One that has nothing to do settles what the router is uncertain of.
@@ -280,17 +269,17 @@ impl Router {
             state.live.settle_idle(slot, now);
         }
     }
-
-    /// The fleet has changed: whoever waits is tried again.
-    pub fn pump(&self, now: Instant) {
-        self.state().pump(None, self.rules, now);
-    }
 }
 
 impl State {
+    /// The model that an alias leads a request to.
+    pub(super) fn choose(&mut self, asked: alias::Asked<'_>, now: Instant) -> Option<alias::Choice> {
+        alias::choose(asked, &self.fleet, &self.mirror, now, &mut self.rng)
+    }
+
     /// What the mirror knows of a request's session: where it is pinned is the placement of its pin, of a derived one of
     /// the deepest strict prefix that is pinned and not shared (protocol section 4).
-    fn look_up(&self, keys: &Keys, now: Instant) -> (Basis, Option<Placement>) {
+    pub(super) fn look_up(&self, keys: &Keys, now: Instant) -> (Basis, Option<Placement>) {
         let (key, entry) = match keys {
             Keys::None => return (Basis::default(), None),
             Keys::Named(key) => (*key, self.mirror.get(*key, now)),
@@ -304,7 +293,7 @@ impl State {
     }
 
     /// Decides where a request goes, and counts it there.
-    fn place(
+    pub(super) fn place(
         &mut self,
         seq: Seq,
         ask: &Ask,
@@ -323,7 +312,7 @@ impl State {
         Ok(decision)
     }
 
-    fn occupy(&mut self, seq: Seq, decision: &Decision) {
+    pub(super) fn occupy(&mut self, seq: Seq, decision: &Decision) {
         let plain = self.fleet.get(decision.slot).is_some_and(|worker| worker.spec.kind == WorkerKind::Plain);
         self.fleet.begin(decision.slot, decision.placement.rank);
         if let Some(live) = self.live.get_mut(seq) {
@@ -344,18 +333,13 @@ impl State {
         Some(at)
     }
 
-    /// How many requests wait for room.
-    pub fn queued(&self) -> usize {
-        self.queue.len()
-    }
-
     /// The request has ended, however it did.
-    pub fn end(&mut self, seq: Seq, priority: i32, rules: Rules, now: Instant) {
-        self.queue.remove(priority, seq);
+    pub fn end(&mut self, seq: Seq, rules: Rules, now: Instant) {
+        self.queue.remove(seq, now);
         let freed = self.vacate(seq);
         self.live.remove(seq);
         if let Some(at) = freed {
-            self.pump(Some(at.slot), rules, now);
+            self.freed(&at, rules, now);
         }
     }
 
@@ -363,45 +347,8 @@ impl State {
     pub fn accept(&mut self, seq: Seq) {
         let Some(at) = self.live.get_mut(seq).and_then(|live| live.at.as_mut()) else { return };
         if !std::mem::replace(&mut at.accepted, true) {
-            let slot = at.slot;
-            self.fleet.note_accepted(slot);
-        }
-    }
-
-    fn pump(&mut self, freed: Option<WorkerSlot>, rules: Rules, now: Instant) {
-        if self.queue.is_empty() {
-            return;
-        }
-        let freed = freed.and_then(|slot| self.fleet.get(slot)).map(|worker| worker.spec.id.clone());
-        let mut queue = std::mem::take(&mut self.queue);
-        queue.pump(
-            |waiting| match (&waiting.wants, &freed) {
-                (WaitFor::Placement(Placement { worker, .. }), Some(freed)) => worker == freed,
-                (WaitFor::Placement(_) | WaitFor::Any, _) => true,
-            },
-            |waiting| self.grant(waiting, rules, now),
-        );
-        self.queue = queue;
-    }
-
-    /// Places a waiting request where there is room now. What can't be placed at all any more is told by asking
-    /// again: it leaves the queue with mail that makes it do so.
-    fn grant(&mut self, waiting: &Waiting, rules: Rules, now: Instant) -> bool {
-        let (basis, pinned) = self.look_up(&waiting.keys, now);
-        match self.place(waiting.seq, &waiting.ask, pinned.as_ref(), false, rules, now) {
-            Ok(decision) => {
-                if let Some(live) = self.live.get_mut(waiting.seq) {
-                    live.send(Mail::Granted(Box::new((decision, basis))));
-                }
-                true
-            }
-            Err(NoPlacement::Wait(_)) => false,
-            Err(NoPlacement::Exhausted | NoPlacement::Refused(_)) => {
-                if let Some(live) = self.live.get_mut(waiting.seq) {
-                    live.send(Mail::AskAgain);
-                }
-                true
-            }
+            let (slot, rank) = (at.slot, at.rank);
+            self.fleet.note_accepted(slot, rank);
         }
     }
 }

@@ -57,6 +57,7 @@ impl Router {
                 state.live.lose(slot);
             }
         }
+        state.forget_queues(now);
         drop(state);
         self.pump(now);
     }

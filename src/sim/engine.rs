@@ -115,7 +115,10 @@ impl SimEngine {
         tally: &mut Tally,
     ) -> Result<(), Failure> {
         let encoding = Encoding::of(request.headers.find(header::CONTENT_TYPE));
-        let prompt = Prompt::read(&request.payload, encoding).map_err(Refusal::invalid)?;
+        let mut prompt = Prompt::read(&request.payload, encoding).map_err(Refusal::invalid)?;
+        if let Some(model) = &request.model {
+            prompt.model = model.as_ref().to_owned();
+        }
         let (number, rank) = self.rank(request.rank)?;
         replies.set_header(RANK_HEADER, &number.to_string());
         let _working = rank.work();

@@ -33,6 +33,10 @@ pub const ACCEPT_BY: &str = "Rankpin-Accept-By";
 pub const ATTEMPT: &str = "Rankpin-Attempt";
 /// `Rankpin-Decision`: why the request went where it went.
 pub const DECISION: &str = "Rankpin-Decision";
+/// `Rankpin-Model`: the model that the worker is to run, where the frontend has asked for an alias.
+pub const MODEL: &str = "Rankpin-Model";
+/// `Rankpin-Alias`: that alias.
+pub const ALIAS: &str = "Rankpin-Alias";
 /// `Rankpin-Event`: kind of a message on the router's inbox.
 pub const EVENT: &str = "Rankpin-Event";
 /// `Rankpin-Seq`: number of a reply message, from 0.
@@ -197,13 +201,19 @@ pub fn find_all<'h, const N: usize>(
     best.map(|found| found.map(|found| found.value))
 }
 
+/// Whether a text can be the value of a header as it is: no control characters, nothing at its ends that is cut off.
+pub fn is_value(text: &str) -> bool {
+    !text.is_empty() && text.trim() == text && !text.bytes().any(|byte| byte.is_ascii_control())
+}
+
 fn starts_with_ignore_case(name: &str, prefix: &str) -> bool {
     name.as_bytes().get(..prefix.len()).is_some_and(|head| head.eq_ignore_ascii_case(prefix.as_bytes()))
 }
 
 /// Whether a frontend's header goes on to the worker: all but those that start with `Nats-`, and the router's own.
 pub fn goes_to_worker(name: &str) -> bool {
-    const ROUTERS: [&str; 8] = [REQUEST_ID, REPLY_TO, WORKER, DP_RANK, SESSION, ACCEPT_BY, ATTEMPT, DECISION];
+    const ROUTERS: [&str; 10] =
+        [REQUEST_ID, REPLY_TO, WORKER, DP_RANK, SESSION, ACCEPT_BY, ATTEMPT, DECISION, MODEL, ALIAS];
     !starts_with_ignore_case(name, "nats-") && !ROUTERS.iter().any(|own| own.eq_ignore_ascii_case(name))
 }
 

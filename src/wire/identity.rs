@@ -8,7 +8,7 @@ use crate::core::error::RouteError;
 use crate::core::id::{Model, Origin, SessionId};
 use crate::core::session::Session;
 use crate::core::session::configured::{BodyField, BodyFields, Sources, Subagents};
-use crate::core::session::derived::Prefixes;
+use crate::core::session::derived::{Element, Prefixes};
 
 /// Which sessions are read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -32,6 +32,8 @@ pub struct Identity {
     pub source: Source,
     /// Of a session that is derived from the conversation: the keys of its prefixes.
     pub prefixes: Option<Prefixes>,
+    /// The elements that these keys are made of.
+    pub elements: Vec<Element>,
 }
 
 /// Where a session comes from.
@@ -80,21 +82,46 @@ pub fn find<'h>(
     if let Some((session, source)) = named {
         // Who names itself as its parent begins a group, and is nobody's sibling.
         let group = group.filter(|parent| *parent != session.id);
-        return Ok(Identity { model, session: Some(session), group, source, prefixes: None });
+        return Ok(Identity { model, session: Some(session), group, source, prefixes: None, elements: Vec::new() });
     }
     if let (Sessions::On(_), Some(id)) = (sessions, response(&reading)) {
         // Its text is only what is new since then, and the beginning of no conversation.
         let session = Some(Session { id, origin: Origin::Derived });
-        return Ok(Identity { model, session, group, source: Source::Response, prefixes: None });
+        let elements = Vec::new();
+        return Ok(Identity { model, session, group, source: Source::Response, prefixes: None, elements });
     }
     let prefixes = reading.prefixes(&model);
-    let session =
-        prefixes.as_ref().map(|prefixes| Session { id: SessionId::derived(prefixes.full()), origin: Origin::Derived });
+    let session = prefixes.as_ref().map(session_of);
     let source = if session.is_some() { Source::Text } else { Source::Nowhere };
-    Ok(Identity { model, session, group, source, prefixes })
+    Ok(Identity { model, session, group, source, prefixes, elements: reading.elements.unwrap_or_default() })
+}
+
+fn session_of(prefixes: &Prefixes) -> Session {
+    Session { id: SessionId::derived(prefixes.full()), origin: Origin::Derived }
 }
 
 impl Identity {
+    /// The same request as one for another model.
+    pub fn under(&self, model: &Model) -> Self {
+        let prefixes = self.prefixes.as_ref().and_then(|_| Prefixes::of(model, &self.elements));
+        let session = prefixes.as_ref().map(session_of).or_else(|| self.session.clone());
+        Self {
+            model: model.clone(),
+            session,
+            group: self.group.clone(),
+            source: self.source.clone(),
+            prefixes,
+            elements: Vec::new(),
+        }
+    }
+
+    /// What stays the same from turn to turn of the session: its name; of a session derived from the text what stands
+    /// before the first thing that the model has said.
+    pub fn constant(&self) -> Option<SessionId> {
+        let opening = self.prefixes.as_ref().map(|prefixes| SessionId::derived(prefixes.opening()));
+        opening.or_else(|| self.session.as_ref().map(|session| session.id.clone()))
+    }
+
     /// The session ids under which the request's pin may stand, the one that counts most first: of a session derived from
     /// the text the strict prefixes, deepest first, else the session itself.
     pub fn lookups(&self) -> impl Iterator<Item = SessionId> {

@@ -28,6 +28,8 @@ pub(super) struct Dispatch {
     pub reply_to: Option<Subject>,
     pub session: Option<Box<str>>,
     pub decision: Option<Box<str>>,
+    /// The model to run, where the frontend has asked for an alias.
+    pub model: Option<Box<str>>,
     pub accept_by_ms: Option<u64>,
     pub headers: Headers,
     pub payload: Bytes,
@@ -48,13 +50,14 @@ impl Dispatch {
     /// Reads a message that came in for a rank, or for any.
     pub(super) fn read(message: Inbound, rank: Option<DpRank>) -> Result<Self, DispatchError> {
         let headers = message.headers;
-        let [id, reply_to, session, decision, accept_by, attempt] = headers.find_all([
+        let [id, reply_to, session, decision, accept_by, attempt, model] = headers.find_all([
             header::REQUEST_ID,
             header::REPLY_TO,
             header::SESSION,
             header::DECISION,
             header::ACCEPT_BY,
             header::ATTEMPT,
+            header::MODEL,
         ]);
         let id = match id {
             Some(id) => RequestId::new(id)?,
@@ -74,6 +77,7 @@ impl Dispatch {
             reply_to,
             session: session.map(Into::into),
             decision: decision.map(Into::into),
+            model: model.map(Into::into),
             accept_by_ms: accept_by.and_then(|v| v.parse().ok()),
             headers,
             payload: message.payload,

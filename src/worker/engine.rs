@@ -58,6 +58,8 @@ pub struct EngineRequest {
     pub rank: Option<DpRank>,
     /// The session that it belongs to, where the router knows one.
     pub session: Option<Box<str>>,
+    /// The model to run, where the frontend has asked for an alias: then the body, which nobody changes, names that.
+    pub model: Option<Box<str>>,
     /// The frontend's headers and the router's.
     pub headers: Headers,
     /// The body, as the frontend sent it.

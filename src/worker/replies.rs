@@ -54,6 +54,8 @@ pub struct ReplyStream {
     worker: WorkerId,
     rank: Option<DpRank>,
     decision: Option<Box<str>>,
+    /// The model that the alias asked for led to.
+    model: Option<Box<str>>,
     content_type: Option<&'static str>,
     first: Headers,
     cancel: CancelToken,
@@ -78,6 +80,7 @@ impl ReplyStream {
             worker,
             rank: dispatch.rank,
             decision: dispatch.decision.take(),
+            model: dispatch.model.clone(),
             content_type: None,
             first: Headers::new(),
             cancel,
@@ -155,6 +158,9 @@ impl ReplyStream {
             }
             if let Some(decision) = &self.decision {
                 headers.set(header::DECISION, decision);
+            }
+            if let Some(model) = &self.model {
+                headers.set(header::MODEL, model);
             }
         }
         if place == Place::Last {

@@ -79,6 +79,7 @@ impl<E: Engine> Service<E> {
             attempt: dispatch.attempt,
             rank: dispatch.rank,
             session: dispatch.session,
+            model: dispatch.model,
             headers: dispatch.headers,
             payload: dispatch.payload,
             cancel: held.token().clone(),

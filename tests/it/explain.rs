@@ -191,6 +191,73 @@ async fn the_pin_that_is_followed_and_the_workers_are_told() {
 }
 
 #[tokio::test]
+async fn an_alias_is_told_with_the_model_that_it_leads_to() {
+    let dir = tempfile::tempdir().expect("a temp directory can be made");
+    let path = dir.path().join("rankpin.toml");
+    std::fs::write(&path, "[[alias]]\nmodel = 'chat'\nto = [{model = 'm', weight = 1e-9}, {model = 'n', weight = 3}]")
+        .expect("a temp directory takes files");
+    let config = ["--config", path.to_str().expect("UTF-8"), "--model", "chat"];
+    let body = later_turn();
+    let alone = told(&config, &[body.to_string().as_bytes()]);
+    assert_eq!((&alone["alias"], &alone["model"]), (&json!("chat"), &json!("n")));
+    let as_n = told(&["--model", "n"], &[body.to_string().as_bytes()]);
+    assert_eq!(alone["keys"], as_n["keys"], "keys are those of the model");
+    assert!(alone["notes"].to_string().contains("is an alias of \\\"m\\\" (0.0 %), \\\"n\\\" (100.0 %)"), "{alone}");
+
+    let cluster = Cluster::start().await;
+    let (none, shown) = explain_at(&cluster, &config, &body).await;
+    assert_eq!(none["cluster"]["decision"], "404 unknown_model");
+    assert!(shown.contains("\"chat\" is an alias of \"m\", \"n\": none of them is served"), "{shown}");
+    let _m = cluster.worker("m").start().await;
+    let opening = json!({"system": "be brief", "messages": [{"role": "user", "content": "hi"}]});
+    assert_eq!(cluster.ask(Ask::new().body(opening.to_string())).await.at(), "m");
+    let _n = cluster.worker("n").with("models", json!(["n"])).start().await;
+    eventually("it is pinned", PATIENCE, async || {
+        let (pinned, shown) = explain_at(&cluster, &config, &body).await;
+        let of = &pinned["cluster"];
+        if of["follows"] != 0 {
+            return None;
+        }
+        assert_eq!((&of["placement"], &of["decision"]), (&json!("m"), &json!("pinned,derived")));
+        assert!(shown.contains("of the alias's models it gets \"m\": it is pinned under it"), "{shown}");
+        Some(())
+    })
+    .await;
+    let (named, _) = explain_at(&cluster, &[&config[..], &["-H", "thread-id: s"]].concat(), &body).await;
+    assert_eq!(named["cluster"]["placement"], "n");
+}
+
+#[tokio::test]
+async fn who_has_no_room_is_told_with_what_it_reports() {
+    let cluster = Cluster::start().await;
+    let worker = cluster.worker("w").with("max_inflight", 8).with("kv_blocks", 200).start().await;
+    let (client, instance) = (worker.client.clone(), worker.instance());
+    let reports = tokio::spawn(async move {
+        for seq in 1_u64.. {
+            let rank = json!({"dp_rank": 0, "inflight": 3, "queued": 5, "kv_used_blocks": 150});
+            let report = json!({"v": 1, "worker": "w", "instance": instance, "seq": seq, "ranks": [rank]});
+            client.publish("rankpin.load.w", report.to_string().into()).await.expect("is published");
+            tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+        }
+    });
+    let dir = tempfile::tempdir().expect("a temp directory can be made");
+    let path = dir.path().join("rankpin.toml");
+    std::fs::write(&path, "full_at_queued = 5").expect("a temp directory takes files");
+    let config = ["--config", path.to_str().expect("UTF-8")];
+    let (explained, shown) = explain_at(&cluster, &config, &later_turn()).await;
+    reports.abort();
+    let of = &explained["cluster"];
+    let one = &of["workers"][0];
+    assert_eq!((&of["decision"], &one["open"]), (&json!("waits"), &json!(false)));
+    let load = ["inflight", "max_inflight", "queued", "kv_used_percent"].map(|key| one[key].as_u64());
+    assert_eq!(load, [Some(3), Some(8), Some(5), Some(75)]);
+    let line =
+        "has no room (it reports as many requests queued as full_at_queued says), 3 of 8 in flight, 5 queued, 75 % of";
+    assert!(shown.contains(line), "{shown}");
+    assert!(shown.contains("it waits by priority, in turns with other sessions"), "{shown}");
+}
+
+#[tokio::test]
 async fn a_cluster_where_no_router_ever_ran_is_told_so() {
     let server = crate::support::NatsServer::start();
     let url = server.url();

@@ -22,6 +22,7 @@ impl View<'_> {
         let lost = placement.rank.is_some_and(|rank| worker.is_marked(Some(rank), self.now));
         if lost
             || self.ask.exclusion(&placement.worker, placement.rank).is_some()
+            || worker.is_leaving(self.now)
             || worker.is_full(placement.rank, self.now)
         {
             return None;

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use super::{Rules, View, declares_hint, in_pool, is_hinted_worker};
 use crate::core::ask::Ask;
-use crate::core::fleet::{Fleet, Worker};
+use crate::core::fleet::{Fleet, FullBy, Worker};
 use crate::core::id::Placement;
 use crate::core::worker::WorkerState;
 
@@ -38,7 +38,7 @@ pub enum Standing {
     /// It has failed this request already.
     Failed,
     /// There is no room.
-    Full,
+    Full(FullBy),
     /// It may have the request.
     Open,
 }
@@ -90,7 +90,7 @@ impl View<'_> {
         if ask.exclusion(&at.worker, at.rank).is_some() {
             return Standing::Failed;
         }
-        if worker.is_full(at.rank, self.now) { Standing::Full } else { Standing::Open }
+        worker.why_full(at.rank, self.now).map_or(Standing::Open, Standing::Full)
     }
 }
 
@@ -106,7 +106,10 @@ impl Standing {
             Self::RankNotDeclared => "does not declare the rank asked for",
             Self::RankLost => "has lost this rank for the moment",
             Self::Failed => "has failed this request already",
-            Self::Full => "has no room (max_inflight)",
+            Self::Full(FullBy::Inflight) => "has no room (max_inflight)",
+            Self::Full(FullBy::KvUse) => "has no room (it reports as many blocks in use as full_at_kv_use says)",
+            Self::Full(FullBy::Queued) => "has no room (it reports as many requests queued as full_at_queued says)",
+            Self::Full(FullBy::Refused) => "has no room (it has refused a request a moment ago)",
             Self::Open => "may have it",
         }
     }

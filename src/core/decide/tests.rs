@@ -273,6 +273,55 @@ fn a_full_placement_is_waited_for_or_left() {
 }
 
 #[test]
+fn a_rank_that_has_refused_is_full_for_a_moment() {
+    let now = start();
+    let mut fleet = fleet([spec("a", 0, 2), spec("b", 2, 2)], now);
+    let (a, b) = (slot(&fleet, "a"), slot(&fleet, "b"));
+    let (s, pin) = (of(named("s")), at("a", Some(0)));
+    fleet.note_refused(a, Some(DpRank(0)), now);
+    let waits = Err(NoPlacement::Wait(WaitFor::Placement(pin.clone())));
+    assert_eq!(run(&s, &mut fleet, Pin::At(&pin), HARD, now), waits, "a hard pin waits for its own rank");
+    let soft = run(&s, &mut fleet, Pin::At(&pin), SOFT, now).expect("others have room");
+    assert_eq!((soft.1, soft.2), (Reason::Repinned, Some(Cause::Overload)));
+    for n in 0..8 {
+        let placed = run(&of(derived(n)), &mut fleet, Pin::None, HARD, now).expect("others have room");
+        assert_ne!(placed.0, pin);
+    }
+    for rank in 1..4 {
+        fleet.note_refused(if rank < 2 { a } else { b }, Some(DpRank(rank)), now);
+    }
+    assert_eq!(run(&of(derived(9)), &mut fleet, Pin::None, HARD, now), Err(NoPlacement::Wait(WaitFor::Any)));
+    let later = now + Duration::from_secs(1);
+    assert_eq!(run(&s, &mut fleet, Pin::At(&pin), HARD, later).expect("the moment is over").1, Reason::Pinned);
+}
+
+#[test]
+fn a_worker_that_says_it_is_leaving_gets_new_sessions_only_where_nobody_else_has_room() {
+    let now = start();
+    let limited = |id| {
+        let mut spec = spec(id, 0, 1);
+        spec.max_inflight = Some(1);
+        spec
+    };
+    let mut fleet = fleet([limited("a"), limited("b")], now);
+    let (a, b) = (slot(&fleet, "a"), slot(&fleet, "b"));
+    fleet.note_leaving(a, now);
+    for n in 0..8 {
+        let placed = run(&of(named(&format!("s{n}"))), &mut fleet, Pin::None, HARD, now).expect("b has room");
+        assert_eq!(placed.0, at("b", None));
+    }
+    let pin = at("a", None);
+    assert_eq!(run(&of(named("s")), &mut fleet, Pin::At(&pin), HARD, now).expect("it is asked").1, Reason::Pinned);
+    fleet.begin(b, None);
+    assert_eq!(run(&ask(), &mut fleet, Pin::None, HARD, now).expect("a has room").0, pin);
+    let later = now + crate::core::fleet::LEAVING_FOR;
+    fleet.end(b, None, true);
+    let places: std::collections::BTreeSet<_> =
+        (0..4).map(|_| run(&ask(), &mut fleet, Pin::None, HARD, later).expect("there is room").0.to_string()).collect();
+    assert_eq!(places.len(), 2);
+}
+
+#[test]
 fn every_placement_that_failed_is_not_tried_again() {
     let now = start();
     let mut fleet = fleet([spec("a", 0, 1), spec("b", 1, 1)], now);

@@ -13,6 +13,7 @@ impl Fleet {
     /// A request goes to this placement.
     pub fn begin(&mut self, slot: WorkerSlot, rank: Option<DpRank>) {
         let Some(worker) = self.get_mut(slot) else { return };
+        worker.refusals.begin(rank);
         match rank.and_then(|rank| worker.spec.ranks.index_of(rank)) {
             Some(index) => {
                 if worker.own.len() <= index {
@@ -37,21 +38,25 @@ impl Fleet {
         }
         if accepted {
             worker.accepted = worker.accepted.saturating_sub(1);
+        } else {
+            worker.refusals.end(rank);
         }
         if !worker.registered && worker.in_flight() == 0 {
             self.remove(slot);
         }
     }
 
-    /// A request at this worker was accepted: from now on the worker is probed.
-    pub fn note_accepted(&mut self, slot: WorkerSlot) {
+    /// A request at this placement was accepted: from now on the worker is probed.
+    pub fn note_accepted(&mut self, slot: WorkerSlot, rank: Option<DpRank>) {
         if let Some(worker) = self.get_mut(slot) {
             worker.accepted += 1;
+            worker.refusals.accepted(rank);
         }
     }
 
     /// A load report came in. False where it is ignored: another instance's, or not newer than the last one.
     pub fn handle_report(&mut self, mut report: Report, now: Instant) -> bool {
+        let full_at = self.full_at;
         let Some((slot, _)) = self.find(report.worker.as_str()) else { return false };
         let worker = self.get_mut(slot).expect("it was just found");
         if worker.spec.instance != report.instance {
@@ -68,6 +73,7 @@ impl Fleet {
         worker.reported_total = report.ranks.iter().map(|load| u64::from(load.inflight)).sum();
         worker.own_then.clone_from(&worker.own);
         worker.own_total_then = worker.in_flight();
+        worker.over = full_at.judge_all(&report, worker.spec.kv_blocks);
         worker.report = Some((report, now));
         true
     }
@@ -119,20 +125,6 @@ impl Worker {
     pub fn load(&self, now: Instant) -> u64 {
         let reported = self.fresh_report(now).map_or(0, |_| self.reported_total);
         u64::from(self.in_flight()).max(reported)
-    }
-
-    /// Whether there is no room at a placement (protocol section 5).
-    pub fn is_full(&self, rank: Option<DpRank>, now: Instant) -> bool {
-        let Some(most) = self.spec.max_inflight else { return false };
-        match rank {
-            Some(rank) => self.load_of(rank, now) >= most,
-            None => self.load(now) >= u64::from(most) * u64::from(self.spec.ranks.size()),
-        }
-    }
-
-    /// Whether none of its ranks is lost or full. A look at the whole worker often says so.
-    pub fn has_room_on_every_rank(&self, now: Instant) -> bool {
-        self.marks.is_empty() && self.spec.max_inflight.is_none_or(|most| self.load(now) < u64::from(most))
     }
 
     /// Whether its last report, where it still counts, says that no rank has anything to do.

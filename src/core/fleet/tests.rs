@@ -105,7 +105,7 @@ fn another_instance_replaces_the_first_and_has_another_slot() {
     assert_eq!(worker.in_flight(), 0);
     assert!(!worker.is_marked(Some(DpRank(1)), now));
     // What the old one's requests still do concerns nobody.
-    fleet.note_accepted(old);
+    fleet.note_accepted(old, None);
     fleet.end(old, Some(DpRank(0)), true);
     assert_eq!(fleet.find("a").expect("it is there").1.in_flight(), 0);
 }
@@ -116,7 +116,7 @@ fn a_deleted_registration_ends_eligibility_and_the_worker_stays_while_it_works()
     let mut fleet = fleet([spec("idle", 0, 1), spec("busy", 0, 1)], now);
     let busy = slot(&fleet, "busy");
     fleet.begin(busy, None);
-    fleet.note_accepted(busy);
+    fleet.note_accepted(busy, None);
     assert!(fleet.handle_deregistration(&worker_id("idle")) && fleet.handle_deregistration(&worker_id("busy")));
     assert!(!fleet.handle_deregistration(&worker_id("busy")), "it was already");
     assert!(fleet.find("idle").is_none() && !is_eligible(&fleet, "busy", now));
@@ -173,7 +173,7 @@ fn two_refused_probes_in_a_row_are_loss() {
     let a = slot(&fleet, "a");
     assert!(fleet.to_probe().is_empty(), "nobody is probed without accepted requests");
     fleet.begin(a, None);
-    fleet.note_accepted(a);
+    fleet.note_accepted(a, None);
     assert_eq!(fleet.to_probe().len(), 1);
     // One that is heard in between begins the row anew.
     fleet.begin_probe(a);
@@ -194,7 +194,7 @@ fn plain_workers_are_not_probed_and_configured_ones_are_never_lost() {
     plain.kind = WorkerKind::Plain;
     let mut fleet = fleet([plain.clone()], now);
     let a = slot(&fleet, "a");
-    fleet.note_accepted(a);
+    fleet.note_accepted(a, None);
     assert!(fleet.to_probe().is_empty());
     plain.id = worker_id("configured");
     fleet.configure(plain, now);
@@ -231,7 +231,7 @@ fn load_is_the_larger_of_own_and_reported() {
     (0..4).for_each(|_| fleet.begin(a, None));
     assert!(full(&fleet, None, now), "2 on a rank and 4 without one");
     assert!(!full(&fleet, Some(4), now), "a rank's own count has none without a rank");
-    let later = now + load::REPORT_COUNTS_FOR;
+    let later = now + REPORT_COUNTS_FOR;
     assert!(full(&fleet, Some(5), later));
     assert!(!full(&fleet, Some(5), later + MOMENT), "the report no longer counts");
     assert!(full(&fleet, None, later + MOMENT), "the own count does");
@@ -275,7 +275,7 @@ proptest! {
                 1 if !running.is_empty() => {
                     let place = usize::from(n) % running.len();
                     if !std::mem::replace(&mut running[place].1, true) {
-                        fleet.note_accepted(a);
+                        fleet.note_accepted(a, None);
                     }
                 }
                 2 if !running.is_empty() => {
@@ -315,5 +315,5 @@ fn what_others_had_when_a_worker_reported_counts_beside_what_is_ours_now() {
     assert_eq!(loads(&fleet, now), (2, 6, 8));
     fleet.handle_report(report("a", "i", 2, &[(0, 2), (1, 4)]), now);
     assert_eq!(loads(&fleet, now), (2, 4, 6), "what was reported as ours is not counted twice");
-    assert_eq!(loads(&fleet, now + load::REPORT_COUNTS_FOR + MOMENT), (0, 4, 4), "an old report says nothing");
+    assert_eq!(loads(&fleet, now + REPORT_COUNTS_FOR + MOMENT), (0, 4, 4), "an old report says nothing");
 }

@@ -101,6 +101,15 @@ impl Prefixes {
         self.assistants.iter().rev().find(|index| **index < last).map(|index| self.keys[*index])
     }
 
+    /// The prefix that a conversation's every turn begins with: what stands before the first thing that the model said,
+    /// or all of a first turn.
+    pub fn opening(&self) -> u64 {
+        if !self.has_assistant() {
+            return self.full();
+        }
+        self.keys[self.before_first_assistant().unwrap_or(0)]
+    }
+
     /// Index of the prefix before the first assistant item, if any: what is asked of the bucket where the mirror knows
     /// nothing.
     pub fn before_first_assistant(&self) -> Option<usize> {
@@ -152,6 +161,9 @@ mod tests {
         assert_eq!(prefixes(&[I, A, I, A]).last_assistant(), Some(keys(&[I, A, I, A])[1]));
         assert_eq!(prefixes(&[I, A, I]).before_first_assistant(), Some(0));
         assert_eq!(prefixes(&[S, A, I]).before_first_assistant(), None);
+        let (first, later) = (prefixes(&[S, I, I]), prefixes(&[S, I, I, A, I, A]));
+        assert_eq!([first.opening(), later.opening()], [first.full(); 2], "every turn of a conversation has the same");
+        assert_eq!([prefixes(&[A]).opening(), prefixes(&[A, I, A]).opening()], [keys(&[A])[0]; 2]);
         let mixed = prefixes(&[I, A, I]);
         assert_eq!([0, 1, 2].map(|i| mixed.covers_assistant(i)), [false, true, true]);
         assert_eq!(mixed.strict(), &mixed.keys()[..2]);

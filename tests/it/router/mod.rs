@@ -1,6 +1,7 @@
 //! The router against a real server: each test plays frontends and workers, and speaks nothing but the protocol.
 
 mod accept;
+mod aliases;
 mod cancel;
 mod carriage;
 mod chains;
@@ -14,6 +15,7 @@ mod hostile_bodies;
 mod leave;
 mod lost;
 mod outage;
+mod overload;
 mod permissions;
 mod pins;
 mod placement;

@@ -1,0 +1,78 @@
+//! A request for an alias: which model it gets, before anything else is done with it (protocol section 3.3).
+
+use std::time::Instant;
+
+use super::route::Request;
+use super::state::{Keys, Router};
+use crate::core::alias::Asked;
+use crate::core::error::RouteError;
+use crate::core::hash::PinKey;
+use crate::core::id::{Model, Origin, Tenant};
+use crate::wire::identity::Identity;
+
+/// The alias that a request has named.
+#[derive(Debug)]
+pub struct Alias {
+    /// Its name.
+    pub(super) name: Model,
+    /// The other models that it might have got, with the keys under which its pin would stand there: asked of the bucket
+    /// once, where the mirror has none.
+    others: Vec<(Model, PinKey)>,
+}
+
+/// The request as one for the model that it gets.
+pub fn resolve(router: &Router, tenant: &Tenant, identity: Identity) -> Result<(Identity, Option<Alias>), RouteError> {
+    let Some(targets) = router.config.aliases.get(&identity.model) else { return Ok((identity, None)) };
+    let under: Vec<_> = targets.iter().map(|target| identity.under(&target.model)).collect();
+    let keys: Vec<Vec<PinKey>> =
+        under.iter().map(|one| one.lookups().map(|id| PinKey::new(tenant, &one.model, &id)).collect()).collect();
+    let by = identity.constant();
+    let asked = Asked { targets, keys: &keys, by: by.as_ref() };
+    let Some(choice) = router.state().choose(asked, Instant::now()) else {
+        let models = targets.iter().map(|target| format!("{:?}", target.model.as_str())).collect::<Vec<_>>().join(", ");
+        return Err(RouteError::UnknownAlias { alias: identity.model.as_str().to_owned(), models });
+    };
+    let name = identity.model;
+    // What is derived from the text is pinned under many keys; its hash says the same to every router.
+    let one_key = identity.prefixes.is_none() && identity.session.is_some() && !choice.pinned;
+    let mut others = Vec::new();
+    let mut chosen = None;
+    for (index, one) in under.into_iter().enumerate() {
+        if index == choice.index {
+            chosen = Some(one);
+        } else if one_key && let Some(key) = keys[index].first() {
+            others.push((one.model, *key));
+        }
+    }
+    let identity = chosen.expect("a choice is one of the targets");
+    router.metrics.alias_resolved(&name, &identity.model);
+    Ok((identity, Some(Alias { name, others })))
+}
+
+impl Request {
+    /// The mirror may not know yet that the session was given another of the alias's models: its pins are read once,
+    /// before anything is done with the request.
+    pub(super) async fn recheck_alias(&mut self) {
+        let known = self.router.state().look_up(&self.keys, Instant::now()).1.is_some();
+        if known || self.attempt > 0 || self.claimed.is_some() {
+            return;
+        }
+        let others = self.alias.as_mut().map(|alias| std::mem::take(&mut alias.others)).unwrap_or_default();
+        for (model, key) in others {
+            if !self.router.read_pin(key).await {
+                return;
+            }
+            let keys = match self.ask.session.as_ref().map(|session| session.origin) {
+                Some(Origin::Named) => Keys::Named(key),
+                Some(Origin::Derived) => Keys::Derived([key].into()),
+                None => return,
+            };
+            let pinned = self.router.state().look_up(&keys, Instant::now()).1.is_some();
+            if pinned {
+                self.ask.model = model;
+                self.keys = keys;
+                return;
+            }
+        }
+    }
+}
