@@ -17,6 +17,8 @@ use super::mode::{AffinityMode, PolicyKind, RankChoice};
 use super::policy;
 use super::session::Session;
 
+mod balance;
+mod cost;
 mod siblings;
 pub mod survey;
 
@@ -67,6 +69,10 @@ pub enum Cause {
     Derived,
     /// The session names a parent, and was placed where its siblings are.
     Siblings,
+    /// The placement where it was has more than its share of the fleet's recent work.
+    Balance,
+    /// The placement where it was is not expected to have its prompt cached any more.
+    Cold,
 }
 
 /// What becomes of a pin.
@@ -247,6 +253,12 @@ impl<'a> View<'a> {
             }
             return Err(NoPlacement::Wait(WaitFor::Placement(placement)));
         }
+        let moved = self.better_elsewhere(&placement, worker).map(|cause| self.afresh(true, Some(cause), false, rng));
+        if let Some(Ok(moved)) = moved
+            && self.is_better(&moved.placement, &placement)
+        {
+            return Ok(moved);
+        }
         let completed = placement.rank.is_some() && pin.rank.is_none();
         Ok(Decision {
             placement,
@@ -339,6 +351,10 @@ impl<'a> View<'a> {
         if let Some(decision) = self.beside_siblings(pinned, (reason, cause), unreachable) {
             return Ok(decision);
         }
+        if self.rules.policy == PolicyKind::Kv && !unreachable {
+            let (slot, placement) = self.by_cost(rng)?;
+            return Ok(Decision { placement, slot, reason, cause, pin: self.pin_step(pinned, unreachable) });
+        }
         let mut open = self.candidates(|worker| self.rank_on(worker));
         if open.is_empty() {
             // The rank that would be this session's is lost everywhere: the least loaded one instead.
@@ -348,6 +364,7 @@ impl<'a> View<'a> {
             return Err(NoPlacement::Exhausted);
         }
         let roomy: Vec<_> = open.into_iter().filter(|(_, full)| !full).map(|(candidate, _)| candidate).collect();
+        let roomy = self.with_less_work(roomy);
         let Some(candidates) = Candidates::new(roomy) else {
             return Err(NoPlacement::Wait(WaitFor::Any));
         };
@@ -368,7 +385,8 @@ impl<'a> View<'a> {
         let mut all = Vec::new();
         for (slot, worker) in self.allowed() {
             let (load, turn) = (worker.load_now(self.now), self.fleet.turn_of(worker));
-            let candidate = Candidate { slot, worker, rank: None, by_load: false, load, turn };
+            let recent = worker.work_at(None).prompt;
+            let candidate = Candidate { slot, worker, rank: None, by_load: false, load, turn, recent };
             let on = rank_on(worker);
             if on == RankOn::ByLoad && self.is_open_on_every_rank(worker) {
                 // Which rank it is can wait until the worker is chosen: there are many workers, of many ranks each.
@@ -539,6 +557,8 @@ impl Cause {
             Self::BucketUnreachable => "bucket-unreachable",
             Self::Derived => "derived",
             Self::Siblings => "siblings",
+            Self::Balance => "balance",
+            Self::Cold => "cold",
         }
     }
 }

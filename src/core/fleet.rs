@@ -7,12 +7,18 @@ use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use super::id::{DpRank, InstanceId, Model, WorkerId};
+use super::kv::Index;
 use super::load::Report;
+use super::weighing::Weighing;
 use super::worker::{WorkerKind, WorkerSpec, WorkerState};
 
 mod load;
 #[cfg(test)]
 mod tests;
+mod work;
+
+pub use work::{CacheEvent, HALF_LIFE, Note, RankWork, Work};
+use work::{Fading, Works};
 
 /// A worker without a sign of life for this long is lost (protocol section 6).
 pub const LOST_AFTER: Duration = Duration::from_secs(6);
@@ -75,6 +81,8 @@ pub struct Worker {
     refused_probes: u8,
     last_probe_refused: bool,
     report: Option<(Report, Instant)>,
+    /// What it was given lately.
+    work: Works,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -120,6 +128,10 @@ pub struct Fleet {
     known_models: HashMap<Model, Instant>,
     /// Whose turn it was last, in turns of the whole fleet.
     turn: f64,
+    /// What ranks are expected to have cached.
+    index: Index,
+    fading: Fading,
+    weighing: Weighing,
 }
 
 impl Fleet {
@@ -169,8 +181,10 @@ impl Fleet {
             worker.own = spec.ranks.iter().map(|rank| worker.own_on(rank)).collect();
             worker.own_then.clone_from(&worker.own);
         }
+        let gone = worker.handle_other_ranks(&spec);
         worker.spec = spec;
         self.list(index);
+        self.end_work(&gone);
         Registered::Changed
     }
 
@@ -341,6 +355,7 @@ impl Fleet {
 
     fn insert(&mut self, spec: WorkerSpec, source: Source, last_sign: Instant) {
         let id = spec.id.clone();
+        let work = self.begin_work(&spec);
         let worker = Worker {
             spec,
             turn: 0.0,
@@ -358,6 +373,7 @@ impl Fleet {
             refused_probes: 0,
             last_probe_refused: false,
             report: None,
+            work,
         };
         let index = if let Some(index) = self.free.pop() {
             self.slots[index as usize].1 = Some(worker);
@@ -377,6 +393,7 @@ impl Fleet {
             *generation = generation.wrapping_add(1);
             self.free.push(slot.index);
             self.by_id.remove(&worker.spec.id);
+            self.end_work(&worker.work);
         }
     }
 

@@ -10,6 +10,7 @@ use rand::rngs::StdRng;
 use tokio::runtime::Handle;
 use tokio::sync::{Notify, watch};
 
+use super::kv::Notes;
 use super::live::{At, LiveRequests, Mail, Seq};
 use super::metrics::Metrics;
 use super::pinning::PinStore;
@@ -74,6 +75,8 @@ pub struct State {
     pub live: LiveRequests,
     /// Sessions that a request of this router is just claiming; the others wait for the sender to go.
     pub claims: HashMap<PinKey, watch::Receiver<()>>,
+    /// Dispatches that the other routers are to be told.
+    pub(super) notes: Notes,
     queue: Queue<Waiting>,
     rng: StdRng,
 }
@@ -144,6 +147,8 @@ impl Router {
     pub fn new(config: RouterConfig, intake: Lane, dispatch: Lane, pins: PinStore, inbox: String) -> Self {
         let rules = Rules { mode: config.affinity, policy: config.policy, rank_choice: config.rank_choice };
         let mut fleet = Fleet::default();
+        fleet.set_weighing(config.weighing);
+        fleet.set_half_life(config.balance_half_life);
         let now = Instant::now();
         for worker in &config.workers {
             fleet.configure(worker.clone(), now);
@@ -156,6 +161,7 @@ impl Router {
             fleet_known: false,
             live: LiveRequests::default(),
             claims: HashMap::new(),
+            notes: Notes::default(),
             queue: Queue::default(),
             rng: StdRng::seed_from_u64(uuid::Uuid::new_v4().as_u64_pair().0),
         };
@@ -249,7 +255,7 @@ impl State {
         let own = asking.claimed != 0 && self.revision(asking.keys, now) == asking.claimed;
         let keys = if own { &Keys::None } else { asking.keys };
         let decision = self.decide(asking.ask, keys, asking.unreachable, rules, now)?;
-        self.occupy(asking.seq, &decision);
+        self.occupy(asking.seq, asking.ask, &decision, now);
         Ok(decision)
     }
 
@@ -274,9 +280,10 @@ impl State {
         keys.named().map_or(0, |key| self.mirror.revision(key, now))
     }
 
-    fn occupy(&mut self, seq: Seq, decision: &Decision) {
+    fn occupy(&mut self, seq: Seq, ask: &Ask, decision: &Decision, now: Instant) {
         let plain = self.fleet.get(decision.slot).is_some_and(|worker| worker.spec.kind == WorkerKind::Plain);
         self.fleet.begin(decision.slot, decision.placement.rank);
+        let expected = self.note_dispatch(ask, decision, now);
         if let Some(live) = self.live.get_mut(seq) {
             live.at = Some(At {
                 slot: decision.slot,
@@ -284,6 +291,7 @@ impl State {
                 accepted: false,
                 plain,
                 uncertain: None,
+                expected,
             });
         }
     }
@@ -341,7 +349,7 @@ impl State {
         let decided = self.decide(&waiting.ask, &waiting.keys, false, rules, now);
         match decided {
             Ok(decision) => {
-                self.occupy(waiting.seq, &decision);
+                self.occupy(waiting.seq, &waiting.ask, &decision, now);
                 let revision = self.revision(&waiting.keys, now);
                 if let Some(live) = self.live.get_mut(waiting.seq) {
                     live.send(Mail::Granted(Box::new((decision, revision))));

@@ -6,6 +6,7 @@ use super::header;
 use super::request::RequestHead;
 use crate::core::error::RouteError;
 use crate::core::id::{Model, Origin, SessionId};
+use crate::core::kv::Prompt;
 use crate::core::session::Session;
 use crate::core::session::configured::{BodyField, BodyFields, Sources, Subagents};
 use crate::core::session::derived::Prefixes;
@@ -32,6 +33,17 @@ pub struct Identity {
     pub source: Source,
     /// Of a session that is derived from the conversation: the keys of its prefixes.
     pub prefixes: Option<Prefixes>,
+    /// The prompt, where it was to be read and gives one.
+    pub prompt: Option<Prompt>,
+}
+
+/// Whether a request is read for its prompt (policy `kv`), whatever names its session.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Prompts {
+    /// Only its size counts.
+    Unread,
+    /// Its prefixes count.
+    Read,
 }
 
 /// Where a session comes from.
@@ -51,8 +63,7 @@ pub enum Source {
     Nowhere,
 }
 
-/// Finds out whose a request is. `model` is the one of the subject, `None` where that names none; the header values
-/// come in any order.
+/// Finds out whose a request is, without reading its prompt; see [`find_and_read`].
 pub fn find<'h>(
     head: &RequestHead,
     headers: impl Iterator<Item = (&'h str, &'h str)> + Clone,
@@ -60,14 +71,30 @@ pub fn find<'h>(
     model: Option<Model>,
     sessions: Sessions<'_>,
 ) -> Result<Identity, RouteError> {
+    find_and_read(head, headers, payload, model, sessions, Prompts::Unread)
+}
+
+/// Finds out whose a request is. `model` is the one of the subject, `None` where that names none; the header values
+/// come in any order.
+pub fn find_and_read<'h>(
+    head: &RequestHead,
+    headers: impl Iterator<Item = (&'h str, &'h str)> + Clone,
+    payload: &[u8],
+    model: Option<Model>,
+    sessions: Sessions<'_>,
+    prompts: Prompts,
+) -> Result<Identity, RouteError> {
     let named = match (sessions, &head.session) {
         (Sessions::Off, _) => None,
         (Sessions::On(_), Some(session)) => Some((session.clone(), Source::Header)),
         (Sessions::On(sources), None) => further_header(headers.clone(), sources)?,
     };
     let wanted = wanted(model.is_none(), named.is_some(), sessions);
-    let reading =
-        if wanted.model || wanted.elements { body::read(payload, head.encoding, wanted)? } else { Reading::default() };
+    let reading = match prompts {
+        Prompts::Read => body::read_texts(payload, head.encoding, Wanted { elements: true, ..wanted })?,
+        Prompts::Unread if wanted.model || wanted.elements => body::read(payload, head.encoding, wanted)?,
+        Prompts::Unread => Reading::default(),
+    };
     let model = match model {
         Some(model) => model,
         None => reading.model()?,
@@ -76,22 +103,27 @@ pub fn find<'h>(
         (None, Sessions::On(sources)) => field(&reading, sources)?,
         (named, Sessions::On(_) | Sessions::Off) => named,
     };
+    let prompt = reading.prompt(&model);
     let group = parent(headers, sessions)?;
     if let Some((session, source)) = named {
         // Who names itself as its parent begins a group, and is nobody's sibling.
         let group = group.filter(|parent| *parent != session.id);
-        return Ok(Identity { model, session: Some(session), group, source, prefixes: None });
+        return Ok(Identity { model, session: Some(session), group, source, prefixes: None, prompt });
+    }
+    if sessions == Sessions::Off {
+        let source = Source::Nowhere;
+        return Ok(Identity { model, session: None, group, source, prefixes: None, prompt });
     }
     if let (Sessions::On(_), Some(id)) = (sessions, response(&reading)) {
         // Its text is only what is new since then, and the beginning of no conversation.
         let session = Some(Session { id, origin: Origin::Derived });
-        return Ok(Identity { model, session, group, source: Source::Response, prefixes: None });
+        return Ok(Identity { model, session, group, source: Source::Response, prefixes: None, prompt });
     }
     let prefixes = reading.prefixes(&model);
     let session =
         prefixes.as_ref().map(|prefixes| Session { id: SessionId::derived(prefixes.full()), origin: Origin::Derived });
     let source = if session.is_some() { Source::Text } else { Source::Nowhere };
-    Ok(Identity { model, session, group, source, prefixes })
+    Ok(Identity { model, session, group, source, prefixes, prompt })
 }
 
 impl Identity {
