@@ -190,7 +190,8 @@ impl Fleet {
             }
             Some(_) | None => (Expected { tokens: prompt.tokens, ..Expected::default() }, 0),
         };
-        self.add_work(slot, place, prompt.tokens, prompt.tokens.saturating_sub(expected.held), now);
+        let missed = prompt.tokens.saturating_sub(expected.held);
+        self.add_work(slot, place, (prompt.tokens, missed), missed, now);
         (expected, known)
     }
 
@@ -224,8 +225,11 @@ impl Fleet {
 
     /// Another router has dispatched a prompt there.
     pub fn note_foreign(&mut self, slot: WorkerSlot, rank: Option<DpRank>, note: &Note, now: Instant) {
-        let place = self.get(slot).and_then(|worker| worker.place(rank));
-        self.add_work(slot, place, note.tokens, note.missed, now);
+        let Some(worker) = self.get(slot) else { return };
+        let place = worker.place(rank);
+        // When another router's prefill is done only reports can say.
+        let pending = if worker.fresh_report(now).is_some() { note.missed } else { 0 };
+        self.add_work(slot, place, (note.tokens, note.missed), pending, now);
         if let Some(place) = place
             && let Some(number) = self.number(slot, place)
         {
@@ -284,11 +288,18 @@ impl Fleet {
         true
     }
 
-    fn add_work(&mut self, slot: WorkerSlot, place: Option<usize>, tokens: u32, missed: u32, now: Instant) {
+    fn add_work(
+        &mut self,
+        slot: WorkerSlot,
+        place: Option<usize>,
+        (tokens, missed): (u32, u32),
+        pending: u32,
+        now: Instant,
+    ) {
         let unit = self.unit_to_add(now);
         let Some(worker) = self.get_mut(slot) else { return };
         let more = Work { prompt: f64::from(tokens), missed: f64::from(missed), count: 1.0 };
-        worker.work.add(place, more.times(unit), f64::from(missed));
+        worker.work.add(place, more.times(unit), f64::from(pending));
     }
 
     /// The rank's place in the index, made where it has none yet.
