@@ -11,6 +11,7 @@ use rankpin::core::decide::{Pin, Rules, decide};
 use rankpin::core::fleet::Fleet;
 use rankpin::core::hash::PinKey;
 use rankpin::core::id::{DpRank, InstanceId, Model, Origin, Placement, Pool, RankRange, SessionId, Tenant, WorkerId};
+use rankpin::core::kv::{Mark, Prompt};
 use rankpin::core::load::{RankLoad, Report};
 use rankpin::core::mode::{AffinityMode, PolicyKind, RankChoice};
 use rankpin::core::pins::{Mirror, Pin as Stored};
@@ -36,6 +37,7 @@ fn worker(n: u32) -> WorkerSpec {
         weight: 1.0,
         max_inflight: Some(256),
         kv_blocks: None,
+        block_size: None,
         state: WorkerState::Ready,
         kind: WorkerKind::Native,
         subject: None,
@@ -79,6 +81,7 @@ fn ask(session: Session) -> Ask {
         rank_hint: None,
         pool: None,
         excluded: Vec::new(),
+        prompt: Prompt::default(),
     }
 }
 
@@ -123,5 +126,45 @@ fn decisions(criterion: &mut Criterion) {
     group.finish();
 }
 
-criterion_group!(benches, decisions);
+/// A conversation whose first messages many share.
+fn conversation(own: u64, messages: u32) -> Prompt {
+    let key = |n: u32| if n < 3 { u64::from(n) + 1 } else { own << 32 | u64::from(n) };
+    Prompt::new((0..messages).map(|n| Mark { key: key(n), upto: 200 * (n + 1) }).collect(), 0)
+}
+
+/// The policy `kv`, with a conversation of 500 messages that one rank has, and its opening all.
+fn caches(criterion: &mut Criterion) {
+    let now = Instant::now();
+    let mut fleet = fleet(now);
+    let mut rng = StdRng::seed_from_u64(1);
+    for n in 0..WORKERS {
+        let spec = worker(n);
+        let slot = fleet.find(spec.id.as_str()).expect("it is registered").0;
+        for rank in spec.ranks.iter() {
+            let own = u64::from(n) * u64::from(RANKS) + u64::from(rank.0 % 8) + 1;
+            fleet.note_dispatch(slot, Some(rank), &conversation(own, 50), now);
+        }
+    }
+    let long = conversation(17, 499);
+    let slot = fleet.find("worker-2").expect("it is registered").0;
+    fleet.note_dispatch(slot, Some(worker(2).ranks.start()), &long, now);
+    let ask = Ask { prompt: conversation(17, 500), ..ask(session(0, Origin::Named)) };
+    let mut group = criterion.benchmark_group("decide");
+    for (mode, what) in [(AffinityMode::Hard, "fresh"), (AffinityMode::Soft, "pinned and soft")] {
+        let rules = Rules { mode, policy: PolicyKind::Kv, rank_choice: RankChoice::Hash };
+        let at = Placement { worker: worker(2).id, rank: Some(worker(2).ranks.start()) };
+        let pin = if mode == AffinityMode::Soft { Pin::At(&at) } else { Pin::None };
+        group.bench_function(format!("{what}, kv, 500 messages"), |bencher| {
+            bencher.iter(|| black_box(decide(&ask, &mut fleet, pin, rules, now, &mut rng)).expect("placed"));
+        });
+    }
+    let slot = fleet.find("worker-3").expect("it is registered").0;
+    let rank = worker(3).ranks.start();
+    group.bench_function("learn a dispatch, kv, 500 messages", |bencher| {
+        bencher.iter(|| black_box(fleet.note_dispatch(slot, Some(rank), &ask.prompt, now)));
+    });
+    group.finish();
+}
+
+criterion_group!(benches, decisions, caches);
 criterion_main!(benches);

@@ -3,6 +3,7 @@
 mod bench;
 mod demo;
 mod explain;
+mod replay;
 mod router;
 mod schema;
 mod signals;
@@ -38,6 +39,7 @@ enum Command {
     Schema(schema::Args),
     Demo(demo::Args),
     Explain(Box<explain::Args>),
+    Replay(replay::Args),
     Bench(bench::Args),
     #[command(hide = true)]
     BenchForwarder(bench::ForwarderArgs),
@@ -68,6 +70,10 @@ impl Cli {
             Command::Explain(args) => {
                 logging::init_quietly(self.log_format.unwrap_or_default())?;
                 explain::run(*args).await
+            }
+            Command::Replay(args) => {
+                logging::init_quietly(self.log_format.unwrap_or_default())?;
+                replay::run(&args)
             }
             Command::Schema(args) => {
                 logging::init(self.log_format.unwrap_or_default())?;

@@ -8,6 +8,7 @@ mod file;
 mod overload;
 mod session;
 mod setting;
+mod weighing;
 mod worker;
 
 use std::collections::BTreeMap;
@@ -20,6 +21,7 @@ use crate::core::fleet::FullAt;
 use crate::core::id::Namespace;
 use crate::core::mode::{AffinityMode, FrontendTrust, PolicyKind, Provision, RankChoice};
 use crate::core::session::configured::Sources as SessionSources;
+use crate::core::weighing::Weighing;
 use crate::core::worker::WorkerSpec;
 use crate::telemetry::logging::LogFormat;
 
@@ -40,6 +42,10 @@ pub struct RouterConfig {
     pub policy: PolicyKind,
     /// How a named session gets its rank.
     pub rank_choice: RankChoice,
+    /// What decisions weigh.
+    pub weighing: Weighing,
+    /// After how long work counts half.
+    pub balance_half_life: Duration,
     /// How strongly a session holds to its placement.
     pub affinity: AffinityMode,
     /// What names a session besides the headers of the protocol.
@@ -175,6 +181,8 @@ pub fn resolve(flags: &Flags, environment: &dyn Fn(&str) -> Option<String>) -> R
         creds: sources.find(&setting::CREDS).map(|given| given.text.into()),
         policy: choice(&sources.get(&setting::POLICY), &PolicyKind::NAMED)?,
         rank_choice: choice(&sources.get(&setting::RANK_CHOICE), &RankChoice::NAMED)?,
+        weighing: weighing::weighing(&sources)?,
+        balance_half_life: duration(&sources.get(&setting::BALANCE_HALF_LIFE), weighing::HALF_LIFE)?,
         affinity: choice(&sources.get(&setting::AFFINITY), &AffinityMode::NAMED)?,
         session: session::sources(&sources)?,
         pin_ttl: duration(&sources.get(&setting::PIN_TTL), PIN_TTL)?,
@@ -212,6 +220,7 @@ fn refuse_what_has_no_effect(sources: &Sources<'_>, config: &RouterConfig) -> Re
             return Err(given.no_effect(&format!("{why}; leave one of the two out")));
         }
     }
+    weighing::refuse_what_has_no_effect(sources, config)?;
     for setting in [&setting::PIN_TTL, &setting::MAX_DERIVED_PINS] {
         if let (AffinityMode::Off, Some(given)) = (config.affinity, sources.find(setting)) {
             return Err(given.no_effect("with affinity off nothing is pinned; leave one of the two out"));

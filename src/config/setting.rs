@@ -75,7 +75,35 @@ pub(super) static POLICY: Setting = Setting::new(
     "NAME",
     "round-robin",
     "How a worker is chosen where no pin decides: round-robin, random, power-of-two (the less loaded of two by chance), \
-     least-loaded, device-aware-weighted (a kind of device by its workers' weights, in it the least loaded)",
+     least-loaded, device-aware-weighted (a kind of device by its workers' weights, in it the least loaded), kv (the rank \
+     where prefill and load cost least, by what it is expected to have cached; reads every body)",
+);
+pub(super) static KV_PREFILL_WEIGHT: Setting =
+    Setting::new("kv_prefill_weight", "NUMBER", "1", "Policy kv: what a token costs that is still to be prefilled");
+pub(super) static KV_LOAD_WEIGHT: Setting = Setting::new(
+    "kv_load_weight",
+    "NUMBER",
+    "1",
+    "Policy kv: what a token costs that is to be prefilled there for others, and with it what work above the fleet's mean costs",
+);
+pub(super) static KV_TEMPERATURE: Setting = Setting::new(
+    "kv_temperature",
+    "NUMBER",
+    "0",
+    "Policy kv: how much chance there is in the choice, in prompts; 0 takes the least cost",
+);
+pub(super) static BALANCE_LIMIT: Setting = Setting::new(
+    "balance_limit",
+    "NUMBER|off",
+    "1.15",
+    "How many times the fleet's mean of recent work a rank may have before soft affinity moves its sessions and the policy kv \
+     places elsewhere",
+);
+pub(super) static BALANCE_HALF_LIFE: Setting = Setting::new(
+    "balance_half_life",
+    "DURATION",
+    "4h",
+    "After how long work counts half in what a rank was given lately",
 );
 pub(super) static RANK_CHOICE: Setting = Setting::new(
     "rank_choice",
@@ -190,13 +218,18 @@ pub(super) static GROUP_SUBAGENTS: Setting = Setting::new(
 );
 
 /// All settings that may stand in the file, in the order of the help.
-pub static SETTINGS: [&Setting; 22] = [
+pub static SETTINGS: [&Setting; 27] = [
     &NATS_URL,
     &CREDS,
     &NAMESPACE,
     &POLICY,
     &RANK_CHOICE,
+    &KV_PREFILL_WEIGHT,
+    &KV_LOAD_WEIGHT,
+    &KV_TEMPERATURE,
     &AFFINITY,
+    &BALANCE_LIMIT,
+    &BALANCE_HALF_LIFE,
     &SESSION_HEADERS,
     &SESSION_BODY_FIELDS,
     &GROUP_SUBAGENTS,

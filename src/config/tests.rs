@@ -31,6 +31,8 @@ fn defaults() {
         namespace: Namespace::new("rankpin").expect("valid"),
         policy: PolicyKind::RoundRobin,
         rank_choice: RankChoice::Hash,
+        weighing: Weighing::DEFAULT,
+        balance_half_life: Duration::from_secs(4 * 3600),
         affinity: AffinityMode::Hard,
         session: SessionSources::default(),
         pin_ttl: Duration::from_secs(3600),
@@ -56,9 +58,14 @@ const EVERY_KEY: &str = r#"
     nats_url = "nats://a:4222,nats://b:4222"
     creds = "/etc/nats.creds"
     namespace = "eu-1"
-    policy = "random"
+    policy = "kv"
     affinity = "soft"
     rank_choice = "least-loaded"
+    kv_prefill_weight = "2.5"
+    kv_load_weight = "0.5"
+    kv_temperature = "0.1"
+    balance_limit = "off"
+    balance_half_life = "30m"
     pin_ttl = "2h 30m"
     max_derived_pins = 1000
     accept_timeout = "250ms"
@@ -82,7 +89,8 @@ const EVERY_KEY: &str = r#"
 #[test]
 fn every_setting_is_a_key_a_variable_and_a_flag() {
     let from_file = of_file(EVERY_KEY).expect("valid");
-    assert_eq!(from_file.policy, PolicyKind::Random);
+    assert_eq!(from_file.policy, PolicyKind::Kv);
+    assert_eq!(from_file.weighing, Weighing { prefill: 2.5, load: 0.5, temperature: 0.1, limit: None });
     assert_eq!((from_file.max_waiting, from_file.full_at), (100, FullAt { kv_percent: Some(95), queued: Some(4) }));
     assert_eq!(from_file.pin_ttl, Duration::from_secs(9000));
     assert_eq!(from_file.reply_prefixes, ["_INBOX.", "_INBOX_", "replies."]);
@@ -142,7 +150,7 @@ fn values_that_are_not_allowed_are_named_with_place_and_what_is() {
     for (key, text, allowed) in [
         ("nats_url", " , ", "write the URL of a NATS server, nats://host:4222, several with commas between".to_owned()),
         ("namespace", "EU", "it holds 'E', allowed are a-z 0-9 _ -; allowed are 1 to 32 of a-z 0-9 _ -".to_owned()),
-        ("policy", "kv-aware", "allowed are round-robin, random, power-of-two, least-loaded, device-aware-weighted".to_owned()),
+        ("policy", "kv-aware", "allowed are round-robin, random, power-of-two, least-loaded, device-aware-weighted, kv".to_owned()),
         ("affinity", "Hard", "allowed are hard, soft, off".to_owned()),
         ("pin_ttl", "60", duration("1s to 30days")),
         ("pin_ttl", "999ms", duration("1s to 30days")),

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use super::id::{DpRank, Model, Origin, Placement, SessionId, Tenant, WorkerId};
+use super::kv::Prompt;
 use super::session::Session;
 
 /// The rank a frontend asks for.
@@ -33,6 +34,8 @@ pub struct Ask {
     pub pool: Option<Arc<str>>,
     /// Placements that failed this request.
     pub excluded: Vec<Excluded>,
+    /// How long its prompt is; with policy `kv` also where its prefixes end.
+    pub prompt: Prompt,
 }
 
 /// A placement that failed a request.

@@ -17,6 +17,8 @@ use super::mode::{AffinityMode, PolicyKind, RankChoice};
 use super::policy;
 use super::session::Session;
 
+mod balance;
+mod cost;
 pub mod freed;
 mod siblings;
 pub mod survey;
@@ -68,6 +70,10 @@ pub enum Cause {
     Derived,
     /// The session names a parent, and was placed where its siblings are.
     Siblings,
+    /// The placement where it was has more than its share of the fleet's recent work.
+    Balance,
+    /// The placement where it was is not expected to have its prompt cached any more.
+    Cold,
 }
 
 /// What becomes of a pin.
@@ -259,6 +265,12 @@ impl<'a> View<'a> {
             }
             return Err(NoPlacement::Wait(WaitFor::Placement(placement)));
         }
+        let moved = self.better_elsewhere(&placement, worker).map(|cause| self.afresh(true, Some(cause), false, rng));
+        if let Some(Ok(moved)) = moved
+            && self.is_better(&moved.placement, &placement)
+        {
+            return Ok(moved);
+        }
         let completed = placement.rank.is_some() && pin.rank.is_none();
         Ok(Decision {
             placement,
@@ -351,6 +363,10 @@ impl<'a> View<'a> {
         if let Some(decision) = self.beside_siblings(pinned, (reason, cause), unreachable) {
             return Ok(decision);
         }
+        if self.rules.policy == PolicyKind::Kv && !unreachable {
+            let (slot, placement) = self.by_cost(rng)?;
+            return Ok(Decision { placement, slot, reason, cause, pin: self.pin_step(pinned, unreachable) });
+        }
         let mut open = self.candidates(|worker| self.rank_on(worker));
         if open.is_empty() {
             // The rank that would be this session's is lost everywhere: the least loaded one instead.
@@ -361,7 +377,7 @@ impl<'a> View<'a> {
         }
         let with = |wanted: Opening| {
             let these = open.iter().filter(|(_, opening)| *opening == wanted);
-            Candidates::new(these.map(|(candidate, _)| *candidate).collect())
+            Candidates::new(self.with_less_work(these.map(|(candidate, _)| *candidate).collect()))
         };
         let Some(candidates) = with(Opening::Free).or_else(|| with(Opening::Leaving)) else {
             return Err(NoPlacement::Wait(WaitFor::Any));
@@ -383,7 +399,8 @@ impl<'a> View<'a> {
         let mut all = Vec::new();
         for (slot, worker) in self.allowed() {
             let (load, turn) = (worker.load_now(self.now), self.fleet.turn_of(worker));
-            let candidate = Candidate { slot, worker, rank: None, by_load: false, load, turn };
+            let recent = worker.work_at(None).prompt;
+            let candidate = Candidate { slot, worker, rank: None, by_load: false, load, turn, recent };
             let open = if worker.is_leaving(self.now) { Opening::Leaving } else { Opening::Free };
             let on = rank_on(worker);
             if on == RankOn::ByLoad && self.is_open_on_every_rank(worker) {
@@ -559,6 +576,8 @@ impl Cause {
             Self::BucketUnreachable => "bucket-unreachable",
             Self::Derived => "derived",
             Self::Siblings => "siblings",
+            Self::Balance => "balance",
+            Self::Cold => "cold",
         }
     }
 }

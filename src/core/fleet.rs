@@ -9,7 +9,9 @@ use std::time::{Duration, Instant};
 use foldhash::fast::RandomState;
 
 use super::id::{DpRank, InstanceId, Model, WorkerId};
+use super::kv::Index;
 use super::load::Report;
+use super::weighing::Weighing;
 use super::worker::{WorkerKind, WorkerSpec, WorkerState};
 
 mod full;
@@ -17,6 +19,10 @@ mod load;
 mod refusals;
 #[cfg(test)]
 mod tests;
+mod work;
+
+pub use work::{CacheEvent, HALF_LIFE, Note, RankWork, Work};
+use work::{Fading, Works};
 
 pub use full::{FullAt, FullBy};
 pub use load::REPORT_COUNTS_FOR;
@@ -92,6 +98,8 @@ pub struct Worker {
     refusals: Refusals,
     /// Until when it says that it takes nothing new.
     leaving_until: Option<Instant>,
+    /// What it was given lately.
+    work: Works,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -139,6 +147,10 @@ pub struct Fleet {
     turn: f64,
     /// What reports count as full.
     full_at: FullAt,
+    /// What ranks are expected to have cached.
+    index: Index,
+    fading: Fading,
+    weighing: Weighing,
 }
 
 impl Fleet {
@@ -188,8 +200,10 @@ impl Fleet {
             worker.own = spec.ranks.iter().map(|rank| worker.own_on(rank)).collect();
             worker.own_then.clone_from(&worker.own);
         }
+        let gone = worker.handle_other_ranks(&spec);
         worker.spec = spec;
         self.list(index);
+        self.end_work(&gone);
         Registered::Changed
     }
 
@@ -372,6 +386,7 @@ impl Fleet {
 
     fn insert(&mut self, spec: WorkerSpec, source: Source, last_sign: Instant) {
         let id = spec.id.clone();
+        let work = self.begin_work(&spec);
         let worker = Worker {
             spec,
             turn: 0.0,
@@ -392,6 +407,7 @@ impl Fleet {
             over: Vec::new(),
             refusals: Refusals::default(),
             leaving_until: None,
+            work,
         };
         let index = if let Some(index) = self.free.pop() {
             self.slots[index as usize].1 = Some(worker);
@@ -411,6 +427,7 @@ impl Fleet {
             *generation = generation.wrapping_add(1);
             self.free.push(slot.index);
             self.by_id.remove(&worker.spec.id);
+            self.end_work(&worker.work);
         }
     }
 

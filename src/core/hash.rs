@@ -91,6 +91,11 @@ pub fn hashed_rank(session: &SessionId, ranks: RankRange) -> DpRank {
     ranks.at(xxh3_64(session.as_str().as_bytes()))
 }
 
+/// A session as ranks are remembered to hold it; never sent.
+pub fn session(id: &str) -> u64 {
+    xxh3_64(id.as_bytes())
+}
+
 /// Rendezvous weight of a worker for a session: `xxh3_64(worker 0x00 session id)`. The highest wins while the
 /// pins bucket is unreachable, so that routers agree without it (protocol section 5).
 pub fn rendezvous(worker: &WorkerId, session: &SessionId) -> u64 {

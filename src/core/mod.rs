@@ -11,12 +11,14 @@ pub mod error;
 pub mod fleet;
 pub mod hash;
 pub mod id;
+pub mod kv;
 pub mod load;
 pub mod mode;
 pub mod pins;
 pub mod policy;
 pub mod queue;
 pub mod session;
+pub mod weighing;
 pub mod worker;
 
 #[cfg(test)]

@@ -24,6 +24,8 @@ pub enum PolicyKind {
     LeastLoaded,
     /// A group of devices by its weight, and in it the least loaded.
     DeviceAwareWeighted,
+    /// The rank where prefill and load cost least, by what it is expected to have cached.
+    Kv,
 }
 
 /// How a named session gets its rank on the worker that was chosen for it.
@@ -60,12 +62,13 @@ impl AffinityMode {
 
 impl PolicyKind {
     /// Each policy with its name.
-    pub const NAMED: [(&'static str, Self); 5] = [
+    pub const NAMED: [(&'static str, Self); 6] = [
         ("round-robin", Self::RoundRobin),
         ("random", Self::Random),
         ("power-of-two", Self::PowerOfTwo),
         ("least-loaded", Self::LeastLoaded),
         ("device-aware-weighted", Self::DeviceAwareWeighted),
+        ("kv", Self::Kv),
     ];
 }
 

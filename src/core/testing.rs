@@ -8,6 +8,7 @@ use rand::rngs::StdRng;
 use super::ask::Ask;
 use super::fleet::{Fleet, WorkerSlot};
 use super::id::{DpRank, InstanceId, Model, Origin, Placement, Pool, RankRange, SessionId, Tenant, WorkerId};
+use super::kv::Prompt;
 use super::session::Session;
 use super::worker::{WorkerKind, WorkerSpec, WorkerState};
 
@@ -40,6 +41,7 @@ pub fn spec(id: &str, first: u32, size: u32) -> WorkerSpec {
         weight: 1.0,
         max_inflight: None,
         kv_blocks: None,
+        block_size: None,
         state: WorkerState::Ready,
         kind: WorkerKind::Native,
         subject: None,
@@ -69,6 +71,7 @@ pub fn ask() -> Ask {
         rank_hint: None,
         pool: None,
         excluded: Vec::new(),
+        prompt: Prompt::default(),
     }
 }
 

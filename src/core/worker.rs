@@ -25,6 +25,8 @@ pub struct WorkerSpec {
     pub max_inflight: Option<u32>,
     /// Blocks in each rank's prefix cache.
     pub kv_blocks: Option<u64>,
+    /// Tokens in a block.
+    pub block_size: Option<u32>,
     /// Whether it takes new sessions.
     pub state: WorkerState,
     /// Whether it speaks the lifecycle of section 6.

@@ -17,6 +17,7 @@ use crate::core::error::RouteError;
 use crate::core::fleet::{Fleet, Worker};
 use crate::core::hash::PinKey;
 use crate::core::id::{DpRank, Origin};
+use crate::core::kv::Prompt;
 use crate::core::mode::{AffinityMode, PolicyKind};
 use crate::core::pins::Mirror;
 use crate::nats::bucket::{Bucket, Unreachable, Watched};
@@ -307,6 +308,7 @@ fn judge(
         rank_hint: turn.head.rank_hint.clone(),
         pool: turn.head.pool.as_deref().map(Into::into),
         excluded: Vec::new(),
+        prompt: Prompt::default(),
     };
     let rules = Rules { mode: config.affinity, policy: config.policy, rank_choice: config.rank_choice };
     let workers = survey(&ask, fleet, rules, now);
@@ -399,6 +401,10 @@ fn turns(policy: PolicyKind, open: usize) -> String {
                 "{open} workers may have it: the least loaded one gets it, and each router counts its own requests too"
             )
         }
+        PolicyKind::Kv => format!(
+            "{open} workers may have it: the rank where prefill and load cost least gets it, and each router knows itself what \
+             ranks are expected to have cached"
+        ),
         PolicyKind::DeviceAwareWeighted => format!(
             "{open} workers may have it: a kind of device is drawn by weight, and its least loaded worker gets it"
         ),

@@ -10,12 +10,13 @@ use crate::core::ask::Ask;
 use crate::core::error::RouteError;
 use crate::core::hash::PinKey;
 use crate::core::id::{Origin, RequestId, SessionId, Tenant};
-use crate::core::mode::{AffinityMode, FrontendTrust};
+use crate::core::kv::Prompt;
+use crate::core::mode::{AffinityMode, FrontendTrust, PolicyKind};
 use crate::core::session::derived::Prefixes;
 use crate::nats::lane::Unsound;
 use crate::nats::{Block, Message};
 use crate::wire::header::Known;
-use crate::wire::identity::{self, Identity, Sessions};
+use crate::wire::identity::{self, Identity, Prompts, Sessions};
 use crate::wire::request::{self, Reading, RequestHead};
 use crate::wire::subject;
 
@@ -103,10 +104,11 @@ fn check(router: &Router, message: &Message, headers: Block<'_>, known: &Known<'
     let named = subject.model.map(subject::decode_model).transpose();
     let named = named.map_err(|e| RouteError::InvalidRequest(e.to_string()))?;
     let sessions = if sessions { Sessions::On(&router.config.session) } else { Sessions::Off };
-    let identity = identity::find(&head, headers.iter(), message.payload(), named, sessions)?;
+    let prompts = if router.rules.policy == PolicyKind::Kv { Prompts::Read } else { Prompts::Unread };
+    let identity = identity::find_and_read(&head, headers.iter(), message.payload(), named, sessions, prompts)?;
     let (identity, alias) = alias::resolve(router, &head.tenant, identity)?;
     let keys = keys(&identity, &head.tenant);
-    let Identity { model, session, group, prefixes, source: _, elements: _ } = identity;
+    let Identity { model, session, group, prefixes, prompt, source: _, elements: _, texts: _ } = identity;
     let ask = Ask {
         tenant: head.tenant.clone(),
         session,
@@ -115,6 +117,7 @@ fn check(router: &Router, message: &Message, headers: Block<'_>, known: &Known<'
         rank_hint: head.rank_hint.clone(),
         pool: head.pool.as_deref().map(clip),
         excluded: Vec::new(),
+        prompt: prompt.unwrap_or_else(|| Prompt::of_bytes(message.payload().len())),
         model,
     };
     Ok(Checked { ask, keys, prefixes, head, alias })

@@ -45,6 +45,7 @@ impl Router {
         gauges.workers.set(count(state.fleet.iter().count()));
         gauges.pins.set(count(state.mirror.len()));
         gauges.derived_pins.set(count(state.mirror.derived()));
+        gauges.cached_prefixes.set(count(state.fleet.index().len()));
         drop(state);
         gauges.bucket_unreachable.set(i64::from(self.pins.is_unreachable()));
         gauges.pins_owed.set(count(self.pins.owed()));

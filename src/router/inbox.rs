@@ -42,6 +42,11 @@ fn tell(live: &mut Live, event: Event) -> AtOnce {
     AtOnce::Nothing
 }
 
+/// What a worker says of a prompt's tokens, and of those that were cached.
+fn counted(finished: &Finished) -> Option<(u64, u64)> {
+    Some((finished.prompt_tokens?, finished.cached_tokens?))
+}
+
 /// An accepted attempt that was given up: it is cancelled once more.
 type Late = (RequestId, WorkerId, u32);
 
@@ -129,9 +134,13 @@ impl Router {
             }
             Some(Ok(event)) => {
                 let accepted = event == Event::Accepted;
+                let counted = if let Event::Finished(finished) = &event { counted(finished) } else { None };
                 at_once = tell(live, event);
                 if accepted {
                     state.accept(seq);
+                }
+                if let (Some(tokens), Some(at)) = (counted, &at) {
+                    state.fleet.note_finished(at.slot, at.rank, at.expected, tokens, now);
                 }
             }
             Some(Err(EventError::NoEvent)) if at.as_ref().is_some_and(|at| at.plain) => {

@@ -16,8 +16,12 @@ use crate::wire::subject::QUEUE;
 const CANCELS: u64 = 0;
 /// Number of the subscription to load reports.
 const LOADS: u64 = 1;
+/// Number of the subscription to what workers say of their caches.
+const CACHES: u64 = 2;
+/// Number of the subscription to what other routers dispatch.
+const NOTES: u64 = 3;
 /// Number of the first subscription to requests, in the order of their subjects.
-const REQUESTS: u64 = 2;
+const REQUESTS: u64 = 4;
 /// Message from which on reading its body would hold up others: that is done elsewhere than on the hot thread.
 const LARGE: usize = 256 * 1024;
 /// Most that are read there at once; beyond, others are held up.
@@ -27,10 +31,14 @@ const LEAVE_AFTER: u64 = 500;
 /// A leaving router stays until nothing came for this long.
 const LEAVE_IDLE: Duration = Duration::from_millis(300);
 
-/// Subscribes to what every router hears: cancels and load reports.
+/// Subscribes to what every router hears: cancels and load reports, and where it goes by them what is said of caches.
 pub async fn subscribe_control(router: &Router) -> Result<(), ConnectError> {
     router.intake.subscribe(CANCELS, &router.subjects.cancels(), None);
     router.intake.subscribe(LOADS, &router.subjects.loads(), None);
+    if router.weighs_caches() {
+        router.intake.subscribe(CACHES, &router.subjects.caches(), None);
+        router.intake.subscribe(NOTES, &router.subjects.router_kv(), None);
+    }
     router.intake.barrier().await
 }
 
@@ -47,6 +55,8 @@ pub fn take(router: &Arc<Router>, message: Message) {
     match message.subscription() {
         CANCELS => cancel(router, &message),
         LOADS => router.take_report(&message),
+        CACHES => router.take_cache_events(&message),
+        NOTES => router.take_notes(&message),
         _ if message.size() >= LARGE && router.reading.load(Ordering::Relaxed) < MAX_READING => {
             let router = Arc::clone(router);
             router.reading.fetch_add(1, Ordering::Relaxed);

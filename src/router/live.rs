@@ -16,6 +16,7 @@ use super::state::Basis;
 use crate::core::decide::Decision;
 use crate::core::fleet::WorkerSlot;
 use crate::core::id::{DpRank, RequestId, WorkerId};
+use crate::core::kv::Expected;
 use crate::nats::Message;
 use crate::wire::event::{Finished, Outcome, Rejection};
 
@@ -140,6 +141,8 @@ pub struct At {
     pub plain: bool,
     /// Accepted before the router was cut off at this time: its end may have been missed.
     pub uncertain: Option<Instant>,
+    /// What of its prompt was expected there.
+    pub expected: Expected,
 }
 
 /// Kinds of mail that come once per attempt, as bits.

@@ -74,6 +74,8 @@ pub struct Metrics {
     pub rebuilt: Counter,
     /// Of the queue.
     pub queue: QueueMetrics,
+    /// Messages of workers about their caches that were taken in.
+    pub cache_events: Counter,
     /// Gauges, set when they are read.
     pub gauges: Gauges,
     outcomes: Family<OutcomeLabel, Counter>,
@@ -105,6 +107,8 @@ pub struct Gauges {
     pub pins: Gauge,
     /// Derived pins mirrored.
     pub derived_pins: Gauge,
+    /// Prefixes that ranks are expected to have cached.
+    pub cached_prefixes: Gauge,
     /// Whether the pins bucket is unreachable.
     pub bucket_unreachable: Gauge,
     /// Pins to be written once the bucket is back.
@@ -132,6 +136,7 @@ impl Metrics {
         let leader_reads = counter("pin_leader_reads", "Pins read from the stream leader");
         let faults = counter("faults", "Messages dropped because of a fault in the router itself");
         let rebuilt = counter("nats_clients_rebuilt", "NATS clients killed by a message and built anew");
+        let cache_events = counter("cache_events", "Messages of workers about their prefix caches that were taken in");
         let derived_unpinned = counter("derived_sessions_unpinned", "Derived sessions not pinned because of the cap");
         let prompt_tokens = counter("prompt_tokens", "Prompt tokens that workers reported");
         let cached_tokens = counter("cached_prompt_tokens", "Of these, tokens found in a prefix cache");
@@ -163,6 +168,7 @@ impl Metrics {
             leader_reads,
             faults,
             rebuilt,
+            cache_events,
             gauges,
             outcomes,
             decisions,
@@ -272,6 +278,11 @@ impl Gauges {
         registry.register("workers", "Workers known", gauges.workers.clone());
         registry.register("pins_mirrored", "Pins mirrored", gauges.pins.clone());
         registry.register("derived_pins_mirrored", "Derived pins mirrored", gauges.derived_pins.clone());
+        registry.register(
+            "cached_prefixes",
+            "Prefixes that ranks are expected to have cached, once for each rank (policy kv)",
+            gauges.cached_prefixes.clone(),
+        );
         registry.register(
             "bucket_unreachable",
             "1 while the pins bucket is unreachable",

@@ -12,6 +12,7 @@ mod hot;
 mod http;
 mod inbox;
 mod intake;
+mod kv;
 mod later;
 mod live;
 mod metrics;

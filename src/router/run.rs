@@ -10,7 +10,7 @@ use tokio::task::JoinSet;
 use super::hot::HotThread;
 use super::pinning::PinStore;
 use super::state::Router;
-use super::{http, inbox, intake, mirror, passing, ticks};
+use super::{http, inbox, intake, kv, mirror, passing, ticks};
 use crate::config::{Listen, RouterConfig};
 use crate::core::id::WorkerId;
 use crate::core::mode::{AffinityMode, Provision};
@@ -131,6 +131,9 @@ async fn start(config: RouterConfig) -> Result<Running, RouterError> {
     tasks.spawn(mirror::follow(Arc::clone(&router), workers, mirror::Workers::default()));
     fill(&router).await?;
     tasks.spawn(ticks::tick(Arc::clone(&router)));
+    if router.weighs_caches() {
+        tasks.spawn(kv::share(Arc::clone(&router)));
+    }
     tasks.spawn_on(passing::watch(Arc::clone(&router)), hot.handle());
     intake::subscribe_requests(&router).await?;
     router.taking.store(true, Ordering::Relaxed);
@@ -237,6 +240,9 @@ async fn check_permissions(router: &Router) -> Result<(), RouterError> {
     let mut headers = Lines::new();
     headers.push(header::PROBE, "1");
     router.send(&router.subjects.worker_cancel(&nobody), None, &headers, Payload::EMPTY);
+    if router.weighs_caches() {
+        router.share_nothing();
+    }
     for prefix in &router.config.reply_prefixes {
         let dot = if prefix.ends_with('.') { "" } else { "." };
         let subject = format!("{prefix}{dot}rankpin-permission-check");

@@ -10,6 +10,7 @@ use rand::rngs::StdRng;
 use tokio::runtime::Handle;
 use tokio::sync::{Notify, watch};
 
+use super::kv::Notes;
 use super::live::{At, LiveRequests, Seq};
 use super::metrics::Metrics;
 use super::pinning::PinStore;
@@ -76,6 +77,8 @@ pub struct State {
     pub live: LiveRequests,
     /// Sessions that a request of this router is just claiming; the others wait for the sender to go.
     pub claims: HashMap<PinKey, watch::Receiver<()>>,
+    /// Dispatches that the other routers are to be told.
+    pub(super) notes: Notes,
     /// Requests that wait for room.
     pub(super) queue: Queues<Waiting>,
     rng: StdRng,
@@ -173,6 +176,8 @@ impl Router {
         let rules = Rules { mode: config.affinity, policy: config.policy, rank_choice: config.rank_choice };
         let mut fleet = Fleet::default();
         fleet.set_full_at(config.full_at);
+        fleet.set_weighing(config.weighing);
+        fleet.set_half_life(config.balance_half_life);
         let now = Instant::now();
         for worker in &config.workers {
             fleet.configure(worker.clone(), now);
@@ -185,6 +190,7 @@ impl Router {
             fleet_known: false,
             live: LiveRequests::default(),
             claims: HashMap::new(),
+            notes: Notes::default(),
             queue: Queues::new(config.max_waiting),
             rng: StdRng::seed_from_u64(uuid::Uuid::new_v4().as_u64_pair().0),
         };
@@ -308,13 +314,14 @@ impl State {
             None => Pin::None,
         };
         let decision = decide(ask, &mut self.fleet, pin, rules, now, &mut self.rng)?;
-        self.occupy(seq, &decision);
+        self.occupy(seq, ask, &decision, now);
         Ok(decision)
     }
 
-    pub(super) fn occupy(&mut self, seq: Seq, decision: &Decision) {
+    pub(super) fn occupy(&mut self, seq: Seq, ask: &Ask, decision: &Decision, now: Instant) {
         let plain = self.fleet.get(decision.slot).is_some_and(|worker| worker.spec.kind == WorkerKind::Plain);
         self.fleet.begin(decision.slot, decision.placement.rank);
+        let expected = self.note_dispatch(ask, decision, now);
         if let Some(live) = self.live.get_mut(seq) {
             live.at = Some(At {
                 slot: decision.slot,
@@ -322,6 +329,7 @@ impl State {
                 accepted: false,
                 plain,
                 uncertain: None,
+                expected,
             });
         }
     }

@@ -6,6 +6,7 @@ use super::header;
 use super::request::RequestHead;
 use crate::core::error::RouteError;
 use crate::core::id::{Model, Origin, SessionId};
+use crate::core::kv::{ElementText, Prompt};
 use crate::core::session::Session;
 use crate::core::session::configured::{BodyField, BodyFields, Sources, Subagents};
 use crate::core::session::derived::{Element, Prefixes};
@@ -32,8 +33,21 @@ pub struct Identity {
     pub source: Source,
     /// Of a session that is derived from the conversation: the keys of its prefixes.
     pub prefixes: Option<Prefixes>,
-    /// The elements that these keys are made of.
+    /// The prompt, where it was to be read and gives one.
+    pub prompt: Option<Prompt>,
+    /// The elements that keys and prompt are made of, and their texts.
     pub elements: Vec<Element>,
+    /// See `elements`; none where the prompt was not to be read.
+    pub texts: Vec<ElementText>,
+}
+
+/// Whether a request is read for its prompt (policy `kv`), whatever names its session.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Prompts {
+    /// Only its size counts.
+    Unread,
+    /// Its prefixes count.
+    Read,
 }
 
 /// Where a session comes from.
@@ -53,8 +67,7 @@ pub enum Source {
     Nowhere,
 }
 
-/// Finds out whose a request is. `model` is the one of the subject, `None` where that names none; the header values
-/// come in any order.
+/// Finds out whose a request is, without reading its prompt; see [`find_and_read`].
 pub fn find<'h>(
     head: &RequestHead,
     headers: impl Iterator<Item = (&'h str, &'h str)> + Clone,
@@ -62,14 +75,30 @@ pub fn find<'h>(
     model: Option<Model>,
     sessions: Sessions<'_>,
 ) -> Result<Identity, RouteError> {
+    find_and_read(head, headers, payload, model, sessions, Prompts::Unread)
+}
+
+/// Finds out whose a request is. `model` is the one of the subject, `None` where that names none; the header values
+/// come in any order.
+pub fn find_and_read<'h>(
+    head: &RequestHead,
+    headers: impl Iterator<Item = (&'h str, &'h str)> + Clone,
+    payload: &[u8],
+    model: Option<Model>,
+    sessions: Sessions<'_>,
+    prompts: Prompts,
+) -> Result<Identity, RouteError> {
     let named = match (sessions, &head.session) {
         (Sessions::Off, _) => None,
         (Sessions::On(_), Some(session)) => Some((session.clone(), Source::Header)),
         (Sessions::On(sources), None) => further_header(headers.clone(), sources)?,
     };
     let wanted = wanted(model.is_none(), named.is_some(), sessions);
-    let reading =
-        if wanted.model || wanted.elements { body::read(payload, head.encoding, wanted)? } else { Reading::default() };
+    let reading = match prompts {
+        Prompts::Read => body::read_texts(payload, head.encoding, Wanted { elements: true, ..wanted })?,
+        Prompts::Unread if wanted.model || wanted.elements => body::read(payload, head.encoding, wanted)?,
+        Prompts::Unread => Reading::default(),
+    };
     let model = match model {
         Some(model) => model,
         None => reading.model()?,
@@ -78,22 +107,30 @@ pub fn find<'h>(
         (None, Sessions::On(sources)) => field(&reading, sources)?,
         (named, Sessions::On(_) | Sessions::Off) => named,
     };
+    let prompt = reading.prompt(&model);
     let group = parent(headers, sessions)?;
+    let continued = response(&reading);
+    let elements = reading.elements.unwrap_or_default();
+    let texts = reading.texts;
     if let Some((session, source)) = named {
         // Who names itself as its parent begins a group, and is nobody's sibling.
         let group = group.filter(|parent| *parent != session.id);
-        return Ok(Identity { model, session: Some(session), group, source, prefixes: None, elements: Vec::new() });
+        return Ok(Identity { model, session: Some(session), group, source, prefixes: None, prompt, elements, texts });
     }
-    if let (Sessions::On(_), Some(id)) = (sessions, response(&reading)) {
+    if sessions == Sessions::Off {
+        let source = Source::Nowhere;
+        return Ok(Identity { model, session: None, group, source, prefixes: None, prompt, elements, texts });
+    }
+    if let (Sessions::On(_), Some(id)) = (sessions, continued) {
         // Its text is only what is new since then, and the beginning of no conversation.
         let session = Some(Session { id, origin: Origin::Derived });
-        let elements = Vec::new();
-        return Ok(Identity { model, session, group, source: Source::Response, prefixes: None, elements });
+        let source = Source::Response;
+        return Ok(Identity { model, session, group, source, prefixes: None, prompt, elements, texts });
     }
-    let prefixes = reading.prefixes(&model);
+    let prefixes = Prefixes::of(&model, &elements);
     let session = prefixes.as_ref().map(session_of);
     let source = if session.is_some() { Source::Text } else { Source::Nowhere };
-    Ok(Identity { model, session, group, source, prefixes, elements: reading.elements.unwrap_or_default() })
+    Ok(Identity { model, session, group, source, prefixes, prompt, elements, texts })
 }
 
 fn session_of(prefixes: &Prefixes) -> Session {
@@ -111,7 +148,9 @@ impl Identity {
             group: self.group.clone(),
             source: self.source.clone(),
             prefixes,
+            prompt: self.prompt.as_ref().map(|_| Prompt::of(model, &self.elements, &self.texts)),
             elements: Vec::new(),
+            texts: Vec::new(),
         }
     }
 

@@ -159,6 +159,7 @@ impl Registration {
             weight: self.weight,
             max_inflight: self.max_inflight,
             kv_blocks: self.kv_blocks,
+            block_size: self.block_size,
             state: match self.state {
                 State::Ready => WorkerState::Ready,
                 State::Draining => WorkerState::Draining,

@@ -7,6 +7,10 @@ pub fn all() -> Vec<(&'static str, String)> {
     vec![
         ("error.json", of::<super::reply::ErrorBody>("An error's payload on the reply stream")),
         ("finished.json", of::<super::event::Finished>("Payload of the lifecycle event finished")),
+        (
+            "kv.json",
+            of::<super::kv::KvEvents>("What a rank's prefix cache holds more or less, on {ns}.kv.{worker}.{r}"),
+        ),
         ("load.json", of::<super::load::LoadReport>("A worker's load report on {ns}.load.{worker}")),
         ("pin.json", of::<super::pin::PinValue>("A pin in the bucket {ns}_pins")),
         (

@@ -102,6 +102,16 @@ impl Subjects {
         format!("{}.load.*", self.ns)
     }
 
+    /// `{ns}.kv.*.*`, what workers say of their ranks' caches.
+    pub fn caches(&self) -> String {
+        format!("{}.kv.*.*", self.ns)
+    }
+
+    /// `{ns}.router.kv`, what routers tell each other of their dispatches.
+    pub fn router_kv(&self) -> String {
+        format!("{}.router.kv", self.ns)
+    }
+
     /// The bucket of registrations.
     pub fn workers_bucket(&self) -> String {
         format!("{}_workers", self.ns)

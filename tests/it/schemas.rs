@@ -7,6 +7,7 @@ use rankpin::core::hash::PinKey;
 use rankpin::core::id::{DpRank, Model, Origin, Placement, SessionId, Tenant, WorkerId};
 use rankpin::wire::Encoding;
 use rankpin::wire::event::{Finished, Outcome};
+use rankpin::wire::kv::{KvEvent, KvEvents, SessionBlocks};
 use rankpin::wire::load::{LoadReport, RankReport};
 use rankpin::wire::pin::PinValue;
 use rankpin::wire::registration::{Registration, State};
@@ -45,6 +46,7 @@ fn parse(name: &str, text: &str) -> Result<(), String> {
     match name {
         "error.json" => Encoding::Json.decode::<ErrorBody>(bytes).map(drop),
         "finished.json" => Encoding::Json.decode::<Finished>(bytes).map(drop),
+        "kv.json" => KvEvents::parse(Encoding::Json, bytes).map(drop),
         "load.json" => LoadReport::parse(Encoding::Json, bytes).map(drop),
         "pin.json" => {
             let key = PinKey::of(text_of("tenant"), text_of("model"), text_of("session"));
@@ -88,6 +90,13 @@ fn what_is_sent_is_valid() {
     let packed = Encoding::MessagePack.encode(&report);
     accepted_by_both("load.json", &Encoding::MessagePack.decode(&packed).expect("reads back"));
 
+    let of = |blocks| SessionBlocks { session: "s".into(), blocks };
+    let events = vec![KvEvent::Stored(of(0)), KvEvent::Removed(of(u32::MAX)), KvEvent::Cleared(true)];
+    let events = KvEvents { v: 1, instance: "i".into(), seq: u64::MAX, events };
+    accepted_by_both("kv.json", &to_value(&events));
+    let packed = Encoding::MessagePack.encode(&events);
+    accepted_by_both("kv.json", &Encoding::MessagePack.decode(&packed).expect("reads back"));
+
     let (tenant, model) = (Tenant::new("t").expect("valid"), Model::new("m").expect("valid"));
     let session = SessionId::named(&"😀".repeat(64)).expect("256 bytes");
     for rank in [None, Some(DpRank(6))] {
@@ -124,6 +133,10 @@ fn the_protocols_examples_are_valid() {
             "load.json",
             r#"{"v":1,"worker":"gpu-7","instance":"…","seq":17,"ranks":[{"dp_rank":4,"inflight":3,"queued":0,"kv_used_blocks":512,"prefill_tokens":0}]}"#,
         ),
+        (
+            "kv.json",
+            r#"{"v":1,"instance":"…","seq":9,"events":[{"stored":{"session":"…","blocks":12}},{"removed":{"session":"…","blocks":4}},{"cleared":true}]}"#,
+        ),
         ("pin.json", r#"{"v":1,"session":"…","model":"…","tenant":"","worker":"gpu-7","dp_rank":6,"origin":"named"}"#),
         (
             "pin.json",
@@ -147,6 +160,9 @@ fn good(name: &str) -> Value {
         "error.json" => json!({"error": {"message": "m", "type": "rankpin_error", "code": "c"}}),
         "finished.json" => json!({"outcome": "ok"}),
         "load.json" => json!({"v": 1, "worker": "w", "instance": "i", "seq": 0, "ranks": [{"dp_rank": 0}]}),
+        "kv.json" => {
+            json!({"v": 1, "instance": "i", "seq": 0, "events": [{"stored": {"session": "s", "blocks": 1}}, {"cleared": true}]})
+        }
         "pin.json" => json!({"v": 1, "session": "s", "model": "m", "worker": "w"}),
         "registration.json" => json!({"v": 1, "worker": "w", "instance": "i", "models": ["m"], "dp_size": 1}),
         other => panic!("no example of {other}"),
@@ -204,6 +220,14 @@ fn table() -> Vec<(&'static str, &'static str, Vec<Value>, Vec<Value>)> {
     row("registration.json", "/kv_blocks", bits64());
     row("registration.json", "/state", (vec![json!("ready"), json!("draining")], vec![json!("Ready"), json!(null)]));
     row("registration.json", "/plain", flag());
+
+    row("kv.json", "/v", version());
+    row("kv.json", "/instance", text64());
+    row("kv.json", "/seq", bits64());
+    row("kv.json", "/events", (vec![json!([])], vec![json!({}), json!(null), json!([1]), json!([{"lost": true}])]));
+    row("kv.json", "/events/0/stored/session", any_text());
+    row("kv.json", "/events/0/stored/blocks", bits32());
+    row("kv.json", "/events/1/cleared", flag());
 
     row("load.json", "/v", version());
     row("load.json", "/worker", word());

@@ -3,10 +3,12 @@
 
 use std::time::Instant;
 
+use super::cost::on_wire;
 use super::{Rules, View, declares_hint, in_pool, is_hinted_worker};
 use crate::core::ask::Ask;
 use crate::core::fleet::{Fleet, FullBy, Worker};
 use crate::core::id::Placement;
+use crate::core::mode::PolicyKind;
 use crate::core::worker::WorkerState;
 
 /// A worker, as a request sees it.
@@ -43,12 +45,19 @@ pub enum Standing {
     Open,
 }
 
-/// Every worker of the fleet as a new placement of this request, by name.
+/// Every worker of the fleet as a new placement of this request, by name; with policy `kv` every rank of it.
 pub fn survey(ask: &Ask, fleet: &Fleet, rules: Rules, now: Instant) -> Vec<Surveyed> {
     let view = View { ask, fleet, rules, now };
     // Where the rank that would be the session's is lost everywhere, the least loaded one is taken instead.
     let elsewhere = view.candidates(|worker| view.rank_on(worker)).is_empty();
-    let mut all: Vec<_> = fleet.iter().map(|(_, worker)| view.stand(worker, elsewhere)).collect();
+    let mut all: Vec<_> = match rules.policy {
+        PolicyKind::Kv => fleet.iter().flat_map(|(_, worker)| view.stand_by_rank(worker)).collect(),
+        PolicyKind::RoundRobin
+        | PolicyKind::Random
+        | PolicyKind::PowerOfTwo
+        | PolicyKind::LeastLoaded
+        | PolicyKind::DeviceAwareWeighted => fleet.iter().map(|(_, worker)| view.stand(worker, elsewhere)).collect(),
+    };
     all.sort_by(|a, b| a.placement.worker.cmp(&b.placement.worker));
     all
 }
@@ -60,6 +69,17 @@ impl View<'_> {
         let placement = Placement { worker: worker.spec.id.clone(), rank: rank.flatten() };
         let standing = self.standing(worker, &placement);
         Surveyed { placement, standing }
+    }
+
+    fn stand_by_rank(&self, worker: &Worker) -> Vec<Surveyed> {
+        let at = |place| Placement { worker: worker.spec.id.clone(), rank: on_wire(worker, place) };
+        let all = self.places(worker).map(at).map(|placement| {
+            let standing = self.standing(worker, &placement);
+            Surveyed { placement, standing }
+        });
+        let all: Vec<_> = all.collect();
+        // One that doesn't declare the rank asked for stands there once.
+        if all.is_empty() { vec![self.stand(worker, false)] } else { all }
     }
 
     fn standing(&self, worker: &Worker, at: &Placement) -> Standing {

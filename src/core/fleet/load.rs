@@ -28,6 +28,9 @@ impl Fleet {
     /// A request has left this placement, `accepted` or not. A worker that was deregistered goes with its last one.
     pub fn end(&mut self, slot: WorkerSlot, rank: Option<DpRank>, accepted: bool) {
         let Some(worker) = self.get_mut(slot) else { return };
+        if worker.own_at(rank) == 1 {
+            worker.settle_work(rank);
+        }
         let count = match rank {
             // A worker that declares the rank no longer took its count along.
             Some(rank) => worker.spec.ranks.index_of(rank).and_then(|index| worker.own.get_mut(index)),
@@ -74,6 +77,7 @@ impl Fleet {
         worker.own_then.clone_from(&worker.own);
         worker.own_total_then = worker.in_flight();
         worker.over = full_at.judge_all(&report, worker.spec.kv_blocks);
+        worker.report_work(&report);
         worker.report = Some((report, now));
         true
     }

@@ -21,6 +21,8 @@ pub fn pick<'c, 'f>(kind: PolicyKind, candidates: &'c Candidates<'f>, rng: &mut 
         PolicyKind::PowerOfTwo => power_of_two::pick(candidates, rng),
         PolicyKind::LeastLoaded => least_loaded::pick(candidates, rng),
         PolicyKind::DeviceAwareWeighted => device::pick(candidates, rng),
+        // Among workers, as it is asked here: what ranks hold is weighed where the ranks are known (`decide/cost.rs`).
+        PolicyKind::Kv => least_loaded::pick(candidates, rng),
     }
 }
 
@@ -40,7 +42,7 @@ fn by_weight<T: Copy>(all: impl Iterator<Item = T> + Clone, weight: impl Fn(T) -
     last
 }
 
-/// Of those that are least loaded, relative to what they can take, one by its weight.
+/// Of those that are least loaded, relative to what they can take, the one that was given least lately; ties by weight.
 fn least_of<'c, 'f>(
     candidates: &Candidates<'f>,
     among: impl Iterator<Item = &'c Candidate<'f>> + Clone,
@@ -52,7 +54,9 @@ where
     let load = |candidate: &Candidate<'f>| candidates.relative_load(candidate);
     let least = among.clone().map(load).min_by(f64::total_cmp)?;
     let tied = among.filter(|&candidate| load(candidate) <= least);
-    by_weight(tied, Candidate::weight_of, rng)
+    // Of those that are equally busy now, mostly not at all, the one that was given less lately; then chance.
+    let lowest = tied.clone().map(|candidate| candidate.recent).min_by(f64::total_cmp)?;
+    by_weight(tied.filter(|candidate| candidate.recent <= lowest), Candidate::weight_of, rng)
 }
 
 impl Candidate<'_> {

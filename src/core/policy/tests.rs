@@ -13,6 +13,7 @@ const ALL: [PolicyKind; PolicyKind::NAMED.len()] = [
     PolicyKind::PowerOfTwo,
     PolicyKind::LeastLoaded,
     PolicyKind::DeviceAwareWeighted,
+    PolicyKind::Kv,
 ];
 
 fn candidates(fleet: &Fleet) -> Candidates<'_> {
@@ -24,6 +25,7 @@ fn candidates(fleet: &Fleet) -> Candidates<'_> {
         by_load: false,
         load: worker.load(now),
         turn: fleet.turn_of(worker),
+        recent: worker.work_at(None).prompt,
     });
     Candidates::new(all.collect()).expect("there are some")
 }

@@ -47,7 +47,7 @@ impl Prefixes {
     /// Folds the elements into keys: `k0 = xxh3_64(tag 0x00 model)`, `k_i = xxh3_64(le64(k_{i-1}) le64(hash))`.
     /// `None` where no item counts.
     pub fn of(model: &Model, elements: &[Element]) -> Option<Self> {
-        let mut key = xxh3_64(&[TAG, &[0], model.as_str().as_bytes()].concat());
+        let mut key = start(model);
         let mut keys = Vec::with_capacity(elements.len());
         let mut assistants = Vec::new();
         for element in elements {
@@ -117,7 +117,13 @@ impl Prefixes {
     }
 }
 
-fn link(previous: u64, element: u64) -> u64 {
+/// The beginning of every chain of a model.
+pub(in crate::core) fn start(model: &Model) -> u64 {
+    xxh3_64(&[TAG, &[0], model.as_str().as_bytes()].concat())
+}
+
+/// The next key of a chain.
+pub(in crate::core) fn link(previous: u64, element: u64) -> u64 {
     let mut joined = [0; 16];
     joined[..8].copy_from_slice(&previous.to_le_bytes());
     joined[8..].copy_from_slice(&element.to_le_bytes());

@@ -5,6 +5,7 @@
 use super::tally::{Kind, Tally, Told};
 use super::trace::{Trace, Traced, TracedPlace};
 use super::{Reading, Wanted, json};
+use crate::core::kv::ElementText;
 use crate::core::session::configured::BodyField;
 use crate::core::session::derived::{Element, Part, text_hash};
 
@@ -131,6 +132,15 @@ pub(super) struct Counter {
     system: Shape<Option<Element>>,
     messages: Shape<Vec<Element>>,
     input: Shape<Vec<Element>>,
+    texts: Texts,
+}
+
+/// The texts of the elements that count, where they are wanted.
+#[derive(Debug, Default)]
+struct Texts {
+    system: Option<ElementText>,
+    messages: Vec<ElementText>,
+    input: Vec<ElementText>,
 }
 
 impl Counter {
@@ -150,7 +160,13 @@ impl Counter {
             system: Shape::Missing,
             messages: Shape::Missing,
             input: Shape::Missing,
+            texts: Texts::default(),
         }
+    }
+
+    /// The texts of the elements are wanted too.
+    pub(super) fn keep_texts(&mut self) {
+        self.tally.keep_texts();
     }
 
     /// A container begins.
@@ -231,18 +247,22 @@ impl Counter {
 
     fn end_element(&mut self, element: Option<Element>) {
         let last = self.index.saturating_sub(1);
+        let text = self.tally.take_text().filter(|_| element.is_some());
         let (place, list) = match self.field {
             Field::Messages => {
                 self.tally.trace_end(TracedPlace::Message(last), element);
+                self.texts.messages.extend(text);
                 (Place::Items, &mut self.messages)
             }
             Field::Input => {
                 self.tally.trace_end(TracedPlace::Input(last), element);
+                self.texts.input.extend(text);
                 (Place::Items, &mut self.input)
             }
             Field::System | Field::Model | Field::PreviousResponseId | Field::Session(_) | Field::Other => {
                 self.place = Place::Top;
                 self.tally.trace_end(TracedPlace::System, element);
+                self.texts.system = text;
                 self.system = Shape::Found(element);
                 return;
             }
@@ -344,6 +364,7 @@ impl Counter {
             Field::System => {
                 let element = text_hash(text).map(|hash| Element { part: Part::System, hash });
                 self.tally.trace_texts(TracedPlace::System, element, &[("system", text)]);
+                self.texts.system = self.tally.text_of(&[text]).filter(|_| element.is_some());
                 self.system = Shape::Found(element);
             }
             Field::Input => {
@@ -352,6 +373,7 @@ impl Counter {
                 let element = Element { part: Part::Item, hash: hashes.fold(0, u64::wrapping_add) };
                 let texts = [("role", b"user".as_slice()), ("content", text)];
                 self.tally.trace_texts(TracedPlace::Input(0), Some(element), &texts);
+                self.texts.input = self.tally.text_of(&[b"user", text]).into_iter().collect();
                 self.input = Shape::Found(vec![element]);
             }
             Field::Messages => self.unexpected(),
@@ -428,7 +450,9 @@ impl Counter {
             Shape::Unexpected | Shape::Found(_) => self.messages,
         };
         let elements = if self.wanted.elements { in_order(self.system, conversation) } else { None };
-        (Reading { elements, ..self.reading }, seen)
+        let of_conversation = if of_messages { self.texts.messages } else { self.texts.input };
+        let texts: Vec<ElementText> = self.texts.system.into_iter().chain(of_conversation).collect();
+        (Reading { elements, texts, ..self.reading }, seen)
     }
 }
 

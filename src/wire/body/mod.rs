@@ -19,6 +19,7 @@ mod trace;
 use super::Encoding;
 use crate::core::error::RouteError;
 use crate::core::id::{Model, NameError};
+use crate::core::kv::{ElementText, Prompt};
 use crate::core::session::configured::BodyFields;
 use crate::core::session::derived::{Element, Prefixes};
 use counter::Counter;
@@ -52,6 +53,8 @@ pub struct Reading {
     pub elements: Option<Vec<Element>>,
     /// What the wanted fields that may name a session say.
     pub fields: SessionFields,
+    /// The texts of the elements, one for each, where [`read_texts`] was asked.
+    pub texts: Vec<ElementText>,
 }
 
 impl Reading {
@@ -63,6 +66,12 @@ impl Reading {
     /// The keys of the input's prefixes, where the body gives a derived session.
     pub fn prefixes(&self, model: &Model) -> Option<Prefixes> {
         Prefixes::of(model, self.elements.as_deref()?)
+    }
+
+    /// The prompt with its marks, where its texts were read.
+    pub fn prompt(&self, model: &Model) -> Option<Prompt> {
+        let elements = self.elements.as_deref()?;
+        (elements.len() == self.texts.len()).then(|| Prompt::of(model, elements, &self.texts))
     }
 }
 
@@ -140,6 +149,13 @@ impl Flaw {
 /// Reads a body once, from its first byte to its last.
 pub fn read(body: &[u8], encoding: Encoding, wanted: Wanted) -> Result<Reading, BodyError> {
     Ok(pass(body, encoding, Counter::new(wanted, None))?.0)
+}
+
+/// The same, and how long the texts of each element are, with marks inside long ones.
+pub fn read_texts(body: &[u8], encoding: Encoding, wanted: Wanted) -> Result<Reading, BodyError> {
+    let mut counter = Counter::new(wanted, None);
+    counter.keep_texts();
+    Ok(pass(body, encoding, counter)?.0)
 }
 
 /// The same, and what was seen in each element on the way: it copies every text.

