@@ -4,6 +4,7 @@
 //! setting that can have no effect are errors that name it and say where it stands.
 
 mod file;
+mod jobs;
 mod session;
 mod setting;
 mod worker;
@@ -19,6 +20,7 @@ use crate::core::session::configured::Sources as SessionSources;
 use crate::core::worker::WorkerSpec;
 use crate::telemetry::logging::LogFormat;
 
+pub use jobs::JobsConfig;
 use setting::Sources;
 pub use setting::{CONFIG, Given, Origin, SETTINGS, Setting};
 
@@ -47,6 +49,8 @@ pub struct RouterConfig {
     pub accept_timeout: Duration,
     /// How long a request may wait for a worker, where it does not say so itself.
     pub request_timeout: Duration,
+    /// Durable jobs.
+    pub jobs: JobsConfig,
     /// Whether missing buckets and streams are made.
     pub provision: Provision,
     /// A reply subject has to start with one of these.
@@ -162,6 +166,7 @@ pub fn resolve(flags: &Flags, environment: &dyn Fn(&str) -> Option<String>) -> R
         max_derived_pins: count(&sources.get(&setting::MAX_DERIVED_PINS), MAX_DERIVED_PINS)?,
         accept_timeout: duration(&sources.get(&setting::ACCEPT_TIMEOUT), ACCEPT_TIMEOUT)?,
         request_timeout: duration(&sources.get(&setting::REQUEST_TIMEOUT), REQUEST_TIMEOUT)?,
+        jobs: jobs::read(&sources)?,
         provision: choice(&sources.get(&setting::PROVISION), &Provision::NAMED)?,
         reply_prefixes: reply_prefixes(&sources.get(&setting::REPLY_PREFIXES), &namespace)?,
         drain_timeout: duration(&sources.get(&setting::DRAIN_TIMEOUT), DRAIN_TIMEOUT)?,
@@ -200,6 +205,7 @@ fn refuse_what_has_no_effect(sources: &Sources<'_>, config: &RouterConfig) -> Re
             return Err(given.no_effect("with affinity off no session is read; leave one of the two out"));
         }
     }
+    jobs::refuse_what_has_no_effect(sources, &config.jobs)?;
     let has_login = config.nats_url.split(',').any(|url| url.contains('@'));
     if let (true, Some(given)) = (has_login, sources.find(&setting::CREDS)) {
         return Err(given.no_effect("nats_url holds a login; leave one of the two out"));

@@ -10,6 +10,7 @@ pub mod error;
 pub mod fleet;
 pub mod hash;
 pub mod id;
+pub mod job;
 pub mod load;
 pub mod mode;
 pub mod pins;

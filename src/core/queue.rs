@@ -8,8 +8,17 @@ pub const MAX_QUEUED: usize = 4_096;
 /// Most waiting requests that are tried when room appears, so that one release never takes long.
 pub const MAX_TRIED: usize = 64;
 
+/// What goes first where several wait: the greater.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Priority {
+    /// A durable job: below every request that somebody waits for; among jobs, higher first.
+    Job(i32),
+    /// A request; higher first.
+    Request(i32),
+}
+
 /// Place in the queue: lower is earlier.
-pub type Place = (Reverse<i32>, u64);
+pub type Place = (Reverse<Priority>, u64);
 
 /// Waiting requests in their order.
 #[derive(Debug)]
@@ -25,7 +34,7 @@ impl<T> Default for Queue<T> {
 
 impl<T> Queue<T> {
     /// Takes a request in. `age` goes up with every request of this router. `false` where the queue is full.
-    pub fn push(&mut self, priority: i32, age: u64, request: T) -> bool {
+    pub fn push(&mut self, priority: Priority, age: u64, request: T) -> bool {
         if self.waiting.len() >= MAX_QUEUED {
             return false;
         }
@@ -34,7 +43,7 @@ impl<T> Queue<T> {
     }
 
     /// Takes a request out that waits no longer.
-    pub fn remove(&mut self, priority: i32, age: u64) -> Option<T> {
+    pub fn remove(&mut self, priority: Priority, age: u64) -> Option<T> {
         self.waiting.remove(&(Reverse(priority), age))
     }
 
@@ -89,19 +98,33 @@ mod tests {
             (5, 5, "high, young"),
             (i32::MAX, 6, "top"),
         ] {
-            assert!(queue.push(priority, age, request));
+            assert!(queue.push(Priority::Request(priority), age, request));
         }
-        assert_eq!(queue.remove(0, 9), None);
-        assert_eq!(queue.remove(5, 2), Some("high"));
+        assert_eq!(queue.remove(Priority::Request(0), 9), None);
+        assert_eq!(queue.remove(Priority::Request(5), 2), Some("high"));
         assert_eq!(drain(&mut queue), ["top", "high, young", "old", "young", "low"]);
         assert!(queue.is_empty());
+    }
+
+    #[test]
+    fn jobs_wait_behind_every_request() {
+        let mut queue = Queue::default();
+        for (priority, age, request) in [
+            (Priority::Job(i32::MAX), 1, "urgent job"),
+            (Priority::Job(0), 2, "job"),
+            (Priority::Request(i32::MIN), 3, "patient request"),
+            (Priority::Request(0), 4, "request"),
+        ] {
+            assert!(queue.push(priority, age, request));
+        }
+        assert_eq!(drain(&mut queue), ["request", "patient request", "urgent job", "job"]);
     }
 
     #[test]
     fn who_finds_no_room_stays_and_others_pass_by() {
         let mut queue = Queue::default();
         for (age, request) in [(1, "a"), (2, "b"), (3, "a"), (4, "b")] {
-            queue.push(0, age, request);
+            queue.push(Priority::Request(0), age, request);
         }
         let mut room = 1;
         queue.pump(
@@ -120,7 +143,7 @@ mod tests {
         let mut queue = Queue::default();
         let count = u64::try_from(MAX_TRIED).expect("small") * 2;
         for age in 0..count {
-            queue.push(0, age, if age < count / 2 { "elsewhere" } else { "here" });
+            queue.push(Priority::Request(0), age, if age < count / 2 { "elsewhere" } else { "here" });
         }
         let mut tried = 0;
         queue.pump(
@@ -146,10 +169,10 @@ mod tests {
     fn it_is_bounded() {
         let mut queue = Queue::default();
         for age in 0..MAX_QUEUED as u64 {
-            assert!(queue.push(0, age, ()));
+            assert!(queue.push(Priority::Job(0), age, ()));
         }
-        assert!(!queue.push(9, u64::MAX, ()), "whatever its priority");
-        queue.remove(0, 0);
-        assert!(queue.push(9, u64::MAX, ()));
+        assert!(!queue.push(Priority::Request(9), u64::MAX, ()), "whatever its priority");
+        queue.remove(Priority::Job(0), 0);
+        assert!(queue.push(Priority::Request(9), u64::MAX, ()));
     }
 }

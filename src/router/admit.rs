@@ -3,6 +3,8 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::jobs::JobPart;
+use super::live::Kind;
 use super::route::Request;
 use super::state::{Keys, Router};
 use crate::core::ask::Ask;
@@ -10,13 +12,14 @@ use crate::core::error::RouteError;
 use crate::core::hash::PinKey;
 use crate::core::id::{Origin, RequestId, SessionId, Tenant};
 use crate::core::mode::{AffinityMode, FrontendTrust};
+use crate::core::queue::Priority;
 use crate::core::session::derived::Prefixes;
 use crate::nats::lane::Unsound;
 use crate::nats::{Block, Message};
 use crate::wire::header::Known;
 use crate::wire::identity::{self, Identity, Sessions};
 use crate::wire::request::{self, Reading, RequestHead};
-use crate::wire::subject;
+use crate::wire::subject::{self, RequestSubject};
 
 /// Longest hint that is repeated in an error, in characters.
 const MAX_HINT_SHOWN: usize = 80;
@@ -41,9 +44,10 @@ pub fn admit(router: &Arc<Router>, message: Message) -> Result<Option<Request>, 
         Ok(None) => made_id(),
         Err(error) => return Err(refuse(made_id(), &message, error)),
     };
-    let checked = check(router, &message, headers, &known);
+    let subject = router.subjects.parse_request(message.subject());
+    let checked = check(router, &message, headers, &known, subject);
     match checked {
-        Ok(checked) => take(router, message, id, checked, now).map(Some),
+        Ok(checked) => take(router, message, id, checked, None, now).map(Some),
         Err(error) => Err(refuse(id, &message, error)),
     }
 }
@@ -81,15 +85,23 @@ fn made_id() -> RequestId {
     RequestId::new(&uuid::Uuid::now_v7().to_string()).expect("a UUID is a request id")
 }
 
-struct Checked {
+/// A message that may be a request.
+pub(super) struct Checked {
     ask: Ask,
     keys: Keys,
     prefixes: Option<Prefixes>,
     head: RequestHead,
 }
 
-fn check(router: &Router, message: &Message, headers: Block<'_>, known: &Known<'_>) -> Result<Checked, RouteError> {
-    let subject = router.subjects.parse_request(message.subject()).ok_or_else(|| {
+/// Finds what is wrong with a message, whose subject was taken apart.
+pub(super) fn check(
+    router: &Router,
+    message: &Message,
+    headers: Block<'_>,
+    known: &Known<'_>,
+    subject: Option<RequestSubject<'_>>,
+) -> Result<Checked, RouteError> {
+    let subject = subject.ok_or_else(|| {
         RouteError::InvalidRequest(format!("the subject {:?} is none that takes requests", message.subject()))
     })?;
     let trusted = match router.config.frontends {
@@ -138,14 +150,17 @@ fn clip(text: &str) -> Arc<str> {
     }
 }
 
-fn take(
+/// Makes a request of a checked message, where there is room for it.
+pub(super) fn take(
     router: &Arc<Router>,
     message: Message,
     id: RequestId,
     checked: Checked,
+    job: Option<JobPart>,
     now: Instant,
 ) -> Result<Request, Refused> {
-    let Some(seq) = router.state().live.insert(id.clone(), message.size()) else {
+    let kind = if job.is_some() { Kind::Job } else { Kind::Request };
+    let Some(seq) = router.state().live.insert(id.clone(), message.size(), kind) else {
         let full =
             RouteError::Overloaded("the router has as many requests under way as it can hold; try again later".into());
         return Err(refuse(id, &message, full));
@@ -153,6 +168,10 @@ fn take(
     let Checked { ask, keys, prefixes, head } = checked;
     let timeout = head.timeout_ms.map_or(router.config.request_timeout, |ms| Duration::from_millis(ms.into()));
     router.metrics.admitted.inc();
+    let priority = match job {
+        Some(_) => Priority::Job(head.priority),
+        None => Priority::Request(head.priority),
+    };
     Ok(Request {
         router: Arc::clone(router),
         seq,
@@ -161,11 +180,12 @@ fn take(
         keys,
         prefixes,
         message,
-        priority: head.priority,
+        priority,
         accept_until: now + timeout,
         deadline: head.deadline_ms.map(|ms| (now + Duration::from_millis(ms.into()), ms.into())),
         mail: None,
-        attempt: 0,
+        attempt: job.as_ref().map_or(0, JobPart::attempts_before),
+        job,
         continued: None,
         claim: None,
         claimed: None,

@@ -45,6 +45,9 @@ impl Router {
         gauges.pins.set(count(state.mirror.len()));
         gauges.derived_pins.set(count(state.mirror.derived()));
         drop(state);
+        let jobs = self.jobs.as_ref();
+        self.metrics.jobs.enabled.set(i64::from(jobs.is_some_and(|jobs| jobs.is_on())));
+        self.metrics.jobs.held.set(count(jobs.map_or(0, |jobs| jobs.held())));
         gauges.bucket_unreachable.set(i64::from(self.pins.is_unreachable()));
         gauges.pins_owed.set(count(self.pins.owed()));
         let (lanes, store) = ([&self.intake, &self.dispatch], self.pins.bucket.link());

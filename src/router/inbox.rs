@@ -128,6 +128,7 @@ impl Router {
                 return None;
             }
             Some(Ok(event)) => {
+                live.note_word(now);
                 let accepted = event == Event::Accepted;
                 at_once = tell(live, event);
                 if accepted {

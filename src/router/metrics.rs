@@ -10,6 +10,7 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 
+use super::jobs::JobMetrics;
 use crate::core::ask::Failure;
 use crate::core::decide::{Decision, PinStep};
 use crate::core::error::RouteError;
@@ -63,6 +64,8 @@ pub struct Metrics {
     pub faults: Counter,
     /// NATS clients that were killed by a message and built anew.
     pub rebuilt: Counter,
+    /// Durable jobs.
+    pub jobs: JobMetrics,
     /// Gauges, set when they are read.
     pub gauges: Gauges,
     outcomes: Family<OutcomeLabel, Counter>,
@@ -136,6 +139,7 @@ impl Metrics {
         let malformed = Family::<KindLabel, Counter>::default();
         registry.register("malformed", "Messages that could not be read, by kind", malformed.clone());
         let gauges = Gauges::register(&mut registry);
+        let jobs = JobMetrics::register(&mut registry);
         Self {
             registry,
             admitted,
@@ -146,6 +150,7 @@ impl Metrics {
             leader_reads,
             faults,
             rebuilt,
+            jobs,
             gauges,
             outcomes,
             decisions,

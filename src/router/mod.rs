@@ -11,6 +11,7 @@ mod hot;
 mod http;
 mod inbox;
 mod intake;
+mod jobs;
 mod later;
 mod live;
 mod metrics;

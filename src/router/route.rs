@@ -7,6 +7,7 @@ use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::sync::watch;
 
 use super::derived::Continued;
+use super::jobs::JobPart;
 use super::later::Later;
 use super::live::{Mail, Resting, Seq};
 use super::pinning::{Claim, Claimed, Pinned};
@@ -16,6 +17,7 @@ use crate::core::decide::{Decision, NoPlacement, PinStep};
 use crate::core::error::RouteError;
 use crate::core::id::RequestId;
 use crate::core::mode::AffinityMode;
+use crate::core::queue::Priority;
 use crate::core::session::derived::Prefixes;
 use crate::nats::{Block, Lines, Message};
 use crate::wire::event::{Finished, Outcome, Rejection};
@@ -42,9 +44,11 @@ pub struct Request {
     pub(super) keys: Keys,
     pub(super) prefixes: Option<Prefixes>,
     pub(super) message: Message,
-    pub(super) priority: i32,
+    pub(super) priority: Priority,
     pub(super) accept_until: Instant,
     pub(super) deadline: Option<(Instant, u64)>,
+    /// What it has besides, where it is a durable job.
+    pub(super) job: Option<JobPart>,
     /// Where its mail comes, once it has a task.
     pub(super) mail: Option<UnboundedReceiver<Mail>>,
     pub(super) attempt: u32,
@@ -112,7 +116,8 @@ impl Request {
         self.seq
     }
 
-    async fn run(&mut self, mut stage: Stage) -> Result<Finished, RouteError> {
+    /// Goes on from a stage to the end.
+    pub(super) async fn run(&mut self, mut stage: Stage) -> Result<Finished, RouteError> {
         loop {
             stage = match stage {
                 Stage::Placing(asked) => {
@@ -160,7 +165,7 @@ impl Request {
     /// then on.
     async fn place(&mut self, mut asked: Option<Asked>) -> Result<Decision, RouteError> {
         if asked.is_none() {
-            if self.ask.excluded.len() >= MAX_FAILED_PLACEMENTS {
+            if self.ask.excluded.len() >= MAX_FAILED_PLACEMENTS || self.has_no_attempts_left() {
                 let last = self.last_failure.take();
                 return Err(last.unwrap_or_else(|| RouteError::NoWorker("every attempt failed".into())));
             }
@@ -279,7 +284,10 @@ impl Request {
                 Mail::Answer(answer) => {
                     let headers = answer.headers().unwrap_or(Block::NONE);
                     let failed = headers.find(header::SERVICE_ERROR_CODE).is_some();
-                    self.relay(decision, &answer)?;
+                    match self.job {
+                        Some(_) => Box::pin(self.store_answer(decision, &answer)).await?,
+                        None => self.relay(decision, &answer)?,
+                    }
                     let outcome = if failed { Outcome::Error } else { Outcome::Ok };
                     return Ok(Attempted::Ended(Finished::outcome(outcome)));
                 }
@@ -366,6 +374,12 @@ impl Request {
             }
             Failure::Overloaded | Failure::Draining | Failure::AcceptTimeout => {}
         }
+        if failure != Failure::Overloaded
+            && let Some(job) = &mut self.job
+        {
+            // Counted on the job itself, and tried again from there.
+            return Err(job.attempt_failed(failure_at(decision.placement.worker.as_str(), failure)));
+        }
         let whole_worker = failure == Failure::Draining;
         self.ask.excluded.push(Excluded { placement: decision.placement.clone(), whole_worker, failure });
         Ok(())
@@ -381,7 +395,7 @@ impl Request {
     }
 
     /// Waits, unless mail comes.
-    async fn rest(&mut self, pause: Duration) -> Result<(), RouteError> {
+    pub(super) async fn rest(&mut self, pause: Duration) -> Result<(), RouteError> {
         let until = (Instant::now() + pause).min(self.accept_until);
         match self.next_mail(until).await? {
             Some(mail) => note(&mail),

@@ -10,6 +10,7 @@ use rand::rngs::StdRng;
 use tokio::runtime::Handle;
 use tokio::sync::{Notify, watch};
 
+use super::jobs::Jobs;
 use super::live::{At, LiveRequests, Mail, Seq};
 use super::metrics::Metrics;
 use super::pinning::PinStore;
@@ -21,7 +22,7 @@ use crate::core::hash::PinKey;
 use crate::core::id::{Placement, WorkerId};
 use crate::core::mode::AffinityMode;
 use crate::core::pins::Mirror;
-use crate::core::queue::Queue;
+use crate::core::queue::{Priority, Queue};
 use crate::core::worker::WorkerKind;
 use crate::nats::Lane;
 use crate::wire::subject::Subjects;
@@ -40,6 +41,8 @@ pub struct Router {
     pub dispatch: Lane,
     /// The pins bucket.
     pub pins: PinStore,
+    /// Durable jobs, where this router takes any.
+    pub jobs: Option<Arc<Jobs>>,
     /// Prefix of this router's inbox subjects, with the final dot.
     pub inbox: String,
     /// Prefix of all routers' inbox subjects, with the final dot.
@@ -130,7 +133,7 @@ pub struct Asking<'r> {
     /// Where its pin may stand.
     pub keys: &'r Keys,
     /// Its priority in the queue.
-    pub priority: i32,
+    pub priority: Priority,
     /// Whether it holds the claim of its session already.
     pub holds_claim: bool,
     /// Revision of the pin that this request has itself written; 0 where it has not. To itself it is not pinned there.
@@ -141,7 +144,13 @@ pub struct Asking<'r> {
 
 impl Router {
     /// A router that knows nobody yet; called inside the runtime that does its work.
-    pub fn new(config: RouterConfig, intake: Lane, dispatch: Lane, pins: PinStore, inbox: String) -> Self {
+    pub fn new(
+        config: RouterConfig,
+        [intake, dispatch]: [Lane; 2],
+        pins: PinStore,
+        jobs: Option<Jobs>,
+        inbox: String,
+    ) -> Self {
         let rules = Rules { mode: config.affinity, policy: config.policy, rank_choice: config.rank_choice };
         let mut fleet = Fleet::default();
         let now = Instant::now();
@@ -168,6 +177,7 @@ impl Router {
             intake,
             dispatch,
             pins,
+            jobs: jobs.map(Arc::new),
             inbox,
             metrics: Metrics::new(),
             runtime: Handle::current(),
@@ -225,7 +235,7 @@ impl Router {
     }
 
     /// The request waits no longer.
-    pub fn leave_queue(&self, priority: i32, seq: Seq) {
+    pub fn leave_queue(&self, priority: Priority, seq: Seq) {
         self.state().queue.remove(priority, seq);
     }
 
@@ -301,7 +311,7 @@ impl State {
     }
 
     /// The request has ended, however it did.
-    pub fn end(&mut self, seq: Seq, priority: i32, rules: Rules, now: Instant) {
+    pub fn end(&mut self, seq: Seq, priority: Priority, rules: Rules, now: Instant) {
         self.queue.remove(priority, seq);
         let freed = self.vacate(seq);
         self.live.remove(seq);
