@@ -152,7 +152,7 @@ async fn keep(job: &Job<'_>, seq: Seq) {
 async fn unreadable(router: &Router, jobs: &Jobs, delivery: &Delivery) {
     let sequence = delivery.sequence;
     if delivery.delivered < MAX_UNREADABLE {
-        return jobs.answer(delivery, Ack::Again(job::delay(delivery.delivered)));
+        return jobs.answer(delivery, Ack::Again(job::delay(1)));
     }
     router.metrics.malformed("job");
     let stream = router.subjects.jobs_stream();
