@@ -177,8 +177,12 @@ pub(super) static MAX_JOBS: Setting = Setting::new(
     "256",
     "Most durable jobs that this router holds at a time, running or waiting for room at a worker; 0 takes none",
 );
-pub(super) static JOBS_REPLICAS: Setting =
-    Setting::new("jobs.replicas", "COUNT", "1", "Servers that keep the streams of jobs, 1 to 5, where this router makes them");
+pub(super) static JOBS_REPLICAS: Setting = Setting::new(
+    "jobs.replicas",
+    "COUNT",
+    "1",
+    "Servers that keep the streams of jobs, 1 to 5, where this router makes them",
+);
 pub(super) static JOBS_STORAGE: Setting = Setting::new(
     "jobs.storage",
     "file|memory",

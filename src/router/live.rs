@@ -417,9 +417,7 @@ impl LiveRequests {
     pub fn word(&self, seq: Seq) -> Option<Word> {
         let live = self.by_seq.get(&seq)?;
         Some(match (&live.at, live.heard) {
-            (Some(at), Some(heard)) if at.accepted => {
-                Word::Accepted { heard, slot: at.slot, attempt: live.attempt }
-            }
+            (Some(at), Some(heard)) if at.accepted => Word::Accepted { heard, slot: at.slot, attempt: live.attempt },
             _ => Word::NotAccepted,
         })
     }

@@ -181,7 +181,8 @@ impl ReplyStream {
         headers.set(header::REQUEST_ID, self.id.as_str());
         headers.set(header::SEQ, &self.seq.to_string());
         headers.set(header::ATTEMPT, &self.attempt.to_string());
-        if self.seq == 0 {
+        // Who reads a job's result reads its final message first.
+        if self.seq == 0 || (self.is_job() && place == Place::Last) {
             headers.set(header::WORKER, self.worker.as_str());
             if let Some(rank) = self.rank {
                 headers.set(header::DP_RANK, &rank.to_string());

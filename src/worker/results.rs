@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use tokio::time::Instant;
+use uuid::Uuid;
 
 use super::dispatch::Dispatch;
 use crate::nats::{Headers, JetStream, JetStreamError, Link};
@@ -23,8 +24,8 @@ pub(super) struct Results {
     whole: String,
     /// `{ns}.result.{id}.{attempt}`.
     parts: String,
-    /// Of these parts, message ids begin with this.
-    message_id: String,
+    /// What message ids of parts begin with: nobody else's, not even those of this attempt in an earlier life of the job.
+    message_id: Uuid,
 }
 
 impl Results {
@@ -38,7 +39,7 @@ impl Results {
             api: JetStream::new(link.clone()),
             whole: subjects.result(&dispatch.id),
             parts,
-            message_id: format!("{}.{}", dispatch.id, dispatch.attempt),
+            message_id: Uuid::now_v7(),
         })
     }
 

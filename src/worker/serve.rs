@@ -70,8 +70,7 @@ impl<E: Engine> Service<E> {
             Acceptance::WithFinish => (),
         }
         let token = held.token().clone();
-        let mut replies =
-            ReplyStream::new(self.out.clone(), self.worker.clone(), &mut dispatch, token, &self.subjects);
+        let mut replies = ReplyStream::new(self.out.clone(), self.worker.clone(), &mut dispatch, token, &self.subjects);
         let ended = self.work(dispatch, &held, &mut replies, &events).await;
         conclude(ended, &held, &mut replies, &events, slot).await;
     }

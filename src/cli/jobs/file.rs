@@ -142,7 +142,8 @@ mod tests {
         assert_eq!((one.len(), &one[0].body[..]), (1, &b"{\n \"model\": \"m\"\n}"[..]));
         let lines = jobs("{\"model\":\"m\"}\r\n\n {\"model\":\"n\",\"body\":{}}\n", &naming).expect("lines");
         assert_eq!(lines.iter().map(|job| job.model.as_str()).collect::<Vec<_>>(), ["m", "n"]);
-        let batch = r#"{"custom_id":"a","method":"POST","url":"/v1/chat/completions","body": {"model": "m", "n":1e999}}"#;
+        let batch =
+            r#"{"custom_id":"a","method":"POST","url":"/v1/chat/completions","body": {"model": "m", "n":1e999}}"#;
         let batch = jobs(batch, &naming).expect("a batch");
         assert_eq!(batch[0].custom_id.as_deref(), Some("a"));
         assert_eq!(&batch[0].body[..], br#"{"model": "m", "n":1e999}"#);

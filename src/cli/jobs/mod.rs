@@ -118,8 +118,8 @@ fn bar(length: usize, what: &'static str) -> ProgressBar {
     if !std::io::stderr().is_terminal() {
         return ProgressBar::hidden();
     }
-    let style = ProgressStyle::with_template("{msg} {bar:40} {pos} of {len}, {eta} to go")
-        .expect("the template is a constant");
+    let style =
+        ProgressStyle::with_template("{msg} {bar:40} {pos} of {len}, {eta} to go").expect("the template is a constant");
     let bar = ProgressBar::new(length as u64).with_style(style);
     bar.set_message(what);
     bar

@@ -67,10 +67,13 @@ fn told(id: &RequestId, status: &Status) -> (Value, String) {
         Status::Pending { failures } => waits("pending", *failures),
         Status::Running { failures } => waits("running", *failures),
         Status::Done(result) => {
-            let error = result.failure.as_ref().map(|f| json!({ "status": f.status, "code": f.code, "message": f.message }));
+            let error =
+                result.failure.as_ref().map(|f| json!({ "status": f.status, "code": f.code, "message": f.message }));
             let value = json!({ "id": id.as_str(), "status": "done", "attempt": result.attempt, "error": error });
             let words = match &result.failure {
-                Some(failure) => format!("{id}  done, with error {} {}: {}", failure.status, failure.code, failure.message),
+                Some(failure) => {
+                    format!("{id}  done, with error {} {}: {}", failure.status, failure.code, failure.message)
+                }
                 None => format!("{id}  done"),
             };
             (value, words)

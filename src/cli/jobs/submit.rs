@@ -114,7 +114,8 @@ async fn submit(jobs: &Jobs, wanted: &[Job], naming: &Naming) -> anyhow::Result<
     let bar = bar(wanted.len(), "submitting");
     let sent = futures_util::stream::iter(wanted).map(|job| async move {
         let submitted = jobs.submit(&request(job, naming)).await;
-        submitted.with_context(|| format!("job {} can't be submitted; submit the same again, nothing runs twice", job.id))
+        submitted
+            .with_context(|| format!("job {} can't be submitted; submit the same again, nothing runs twice", job.id))
     });
     let mut sent = sent.buffered(IN_FLIGHT);
     let mut submitted = Vec::with_capacity(wanted.len());
@@ -138,7 +139,11 @@ impl NamingArgs {
             let (name, value) = header.split_once(':').ok_or_else(|| anyhow!("-H {header:?}: write 'Name: value'"))?;
             let (name, value) = (name.trim().to_owned(), value.trim().to_owned());
             let own = ["rankpin-request-id", "nats-msg-id"].iter().any(|own| name.eq_ignore_ascii_case(own));
-            if own { Err(anyhow!("-H {header:?}: jobs get their ids from what they are, or with --id")) } else { Ok((name, value)) }
+            if own {
+                Err(anyhow!("-H {header:?}: jobs get their ids from what they are, or with --id"))
+            } else {
+                Ok((name, value))
+            }
         };
         let headers = self.headers.iter().map(split).collect::<anyhow::Result<_>>()?;
         Ok(Naming { batch: self.batch.clone(), model, headers })

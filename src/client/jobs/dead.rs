@@ -7,6 +7,7 @@ use crate::core::id::RequestId;
 use crate::nats::jetstream::{Get, StoredMessage};
 use crate::nats::{Headers, JetStreamError};
 use crate::wire::header;
+use crate::wire::job::message_id_of_letter;
 
 /// A job that was given up.
 #[derive(Debug, Clone)]
@@ -62,12 +63,14 @@ impl Jobs {
         Ok(stored.map(read))
     }
 
-    /// Makes a dead letter a job again, with no failures. Its error is no longer its result, and its letter is gone.
+    /// Makes a dead letter a job again, with no failures; its attempts go on being counted. Its error is no longer its result, and its letter is gone.
     /// Done again after it was interrupted, it makes no second job.
     pub async fn requeue(&self, letter: &DeadLetter) -> Result<Requeued, JobError> {
         let subject = self.subjects.job_of_dead(&letter.message.subject);
         let (Some(subject), Some(id)) = (subject, &letter.id) else {
-            return Err(JetStreamError::Refused("the letter names no job: it was not written by a router".into()).into());
+            return Err(
+                JetStreamError::Refused("the letter names no job: it was not written by a router".into()).into()
+            );
         };
         let answered = self.result(id).await?.is_some_and(|result| result.failure.is_none());
         if !answered {
@@ -78,7 +81,9 @@ impl Jobs {
             self.insistently(|| self.api.purge(&results, &parts)).await?;
             let mut headers: Headers = letter.headers().iter().map(|(n, v)| (n.as_str(), v.as_str())).collect();
             headers.set(header::REQUEST_ID, id.as_str());
-            headers.set(header::MSG_ID, &format!("{id}.r{}", letter.sequence));
+            headers.set(header::FAILURES, "0");
+            headers.set(header::ATTEMPT, letter.message.find(header::ATTEMPT).unwrap_or("0"));
+            headers.set(header::MSG_ID, &message_id_of_letter(id, letter.sequence));
             let payload = letter.message.payload.clone();
             self.insistently(|| self.api.store(&subject, headers.clone(), payload.clone())).await?;
         }

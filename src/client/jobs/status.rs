@@ -2,8 +2,8 @@
 
 use super::{JobError, Jobs};
 use crate::core::id::RequestId;
-use crate::nats::jetstream::{Get, StoredMessage};
 use crate::nats::JetStreamError;
+use crate::nats::jetstream::{Get, StoredMessage};
 use crate::wire::header;
 use crate::wire::job::Tried;
 use crate::wire::subject::JOBS_CONSUMER;

@@ -171,9 +171,7 @@ impl JetStream {
         })?;
         let answer: PublishAnswer = read(&answer)?;
         let Some(error) = answer.error else {
-            return Err(JetStreamError::Refused(
-                "the stream ignores Nats-Expected-Last-Subject-Sequence".into(),
-            ));
+            return Err(JetStreamError::Refused("the stream ignores Nats-Expected-Last-Subject-Sequence".into()));
         };
         if error.err_code != code::WRONG_LAST_SEQUENCE {
             return Err(error.into());

@@ -159,7 +159,12 @@ async fn provide_consumer(
         return Err(JobsOff::NoAcks { what });
     }
     for difference in consumer_differences(&found, wanted) {
-        tracing::warn!(stream, consumer = wanted.name, difference, "the consumer is not as wanted; it is left as it is");
+        tracing::warn!(
+            stream,
+            consumer = wanted.name,
+            difference,
+            "the consumer is not as wanted; it is left as it is"
+        );
     }
     Ok(found)
 }

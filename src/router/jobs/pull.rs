@@ -21,9 +21,10 @@ const MAX_BATCH: usize = 32;
 const EXPIRES: Duration = Duration::from_secs(20);
 /// A pull of which nothing was heard for so long after that is forgotten.
 const GRACE: Duration = Duration::from_secs(5);
-/// Pause after a pull that was refused, and after streams that can't be had.
+/// Pause after a pull that was refused.
 const REFUSED_PAUSE: Duration = Duration::from_secs(1);
-const OFF_PAUSE: Duration = Duration::from_secs(10);
+/// First and longest pause before streams that can't be had are looked for again.
+const OFF_PAUSE: (Duration, Duration) = (Duration::from_secs(5), Duration::from_secs(300));
 
 /// Statuses with which the server ends a pull.
 mod status {
@@ -82,12 +83,12 @@ pub async fn pull(
     mut provided: Result<(), JobsOff>,
 ) {
     let mut puller = Puller { jobs: Arc::clone(&jobs), max: router.config.jobs.max, heard, pulls: 0, open: 0 };
-    let mut told = None;
+    let (mut told, mut pause) = (None, OFF_PAUSE.0);
     while !jobs.is_stopping() {
         match provided {
             Ok(()) => {
                 jobs.on.store(true, Ordering::Relaxed);
-                told = None;
+                (told, pause) = (None, OFF_PAUSE.0);
                 tracing::info!(stream = router.subjects.jobs_stream(), max = puller.max, "durable jobs are taken");
                 match puller.run(&router).await {
                     Ended::Stopped => return,
@@ -97,10 +98,14 @@ pub async fn pull(
             Err(why) => {
                 jobs.on.store(false, Ordering::Relaxed);
                 if told.as_ref() != Some(&why) {
-                    tracing::warn!(%why, "no durable jobs are taken until this is mended; requests are routed as ever");
+                    tracing::warn!(
+                        %why,
+                        "no durable jobs are taken until this is mended (max_jobs 0 where none are wanted); requests are routed as ever"
+                    );
                 }
                 told = Some(why);
-                puller.wait(OFF_PAUSE).await;
+                puller.wait(pause).await;
+                pause = (pause * 2).min(OFF_PAUSE.1);
             }
         }
         provided = provide::provide(&router, &jobs).await;

@@ -10,12 +10,13 @@ use super::delivery::{Ack, Delivery};
 use crate::core::error::RouteError;
 use crate::core::id::RequestId;
 use crate::core::job::{self, Attempts, Fate, MAX_FAILURES};
+use crate::nats::jetstream::{Get, Stored};
 use crate::nats::{Block, Headers, JetStreamError, Message};
 use crate::router::state::Router;
 use crate::wire::Encoding;
 use crate::wire::event::{Finished, Outcome};
 use crate::wire::header;
-use crate::wire::job::{Tried, message_id};
+use crate::wire::job::{Tried, message_id, message_id_in_place_of};
 use crate::wire::reply::ErrorBody;
 
 /// Times that something is stored at most; then the job is delivered again, and it is done then.
@@ -99,9 +100,8 @@ impl Job<'_> {
         headers.set(header::FAILURES, &failures.to_string());
         headers.set(header::ATTEMPT, &attempt.to_string());
         if !dead {
-            headers.set(header::MSG_ID, &message_id(&self.id, failures));
-            self.store(self.message.subject(), headers).await?;
-            tracing::info!(request_id = %self.id, failures, attempt, %error, "a job has failed and is published again");
+            self.publish_again(failures, headers).await?;
+            tracing::debug!(request_id = %self.id, failures, attempt, %error, "a job has failed and is published again");
             return Ok("failed");
         }
         headers.set(header::MSG_ID, &format!("{}.dead.{}", self.id, self.delivery.sequence));
@@ -116,9 +116,27 @@ impl Job<'_> {
         Ok("dead")
     }
 
-    async fn store(&self, subject: &str, headers: Headers) -> Result<(), JetStreamError> {
+    /// Publishes it again, once: where the router was killed between this and the acknowledgement, the stream knows the
+    /// message id. It also knows that of an earlier life of the job, before it was dead and sent again: then the message of
+    /// that id is gone.
+    async fn publish_again(&self, failures: u32, mut headers: Headers) -> Result<(), JetStreamError> {
+        let subject = self.message.subject();
+        headers.set(header::MSG_ID, &message_id(&self.id, failures));
+        let stored = self.store(subject, headers.clone()).await?;
+        if stored.duplicate {
+            let stream = self.router.subjects.jobs_stream();
+            let stands = retried(|| self.jobs.api.get(&stream, Get::Sequence(stored.sequence))).await?;
+            if stands.is_none() {
+                headers.set(header::MSG_ID, &message_id_in_place_of(&self.id, failures, self.delivery.sequence));
+                self.store(subject, headers).await?;
+            }
+        }
+        Ok(())
+    }
+
+    async fn store(&self, subject: &str, headers: Headers) -> Result<Stored, JetStreamError> {
         let payload = self.message.payload_bytes();
-        retried(|| self.jobs.api.store(subject, headers.clone(), payload.clone())).await.map(drop)
+        retried(|| self.jobs.api.store(subject, headers.clone(), payload.clone())).await
     }
 
     /// The error becomes the job's result, where it has none.

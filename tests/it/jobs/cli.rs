@@ -132,7 +132,10 @@ async fn a_job_is_cancelled_dead_ones_are_listed_and_requeued() {
     )
     .await;
     let dead = shell.json(&["dead"]).await;
-    assert_eq!((&dead[0]["id"], &dead[0]["model"], &dead[0]["code"]), (&"late".into(), &"m".into(), &"worker_lost".into()));
+    assert_eq!(
+        (&dead[0]["id"], &dead[0]["model"], &dead[0]["code"]),
+        (&"late".into(), &"m".into(), &"worker_lost".into())
+    );
     let _sim = sim(&shell.server, "w", &["--speed", "100"]);
     assert_eq!(shell.run(&["requeue", "--all"]).await, "late  requeued\n");
     shell.run(&["results", "late", "--wait", "30s"]).await;

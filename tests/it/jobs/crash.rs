@@ -174,6 +174,7 @@ async fn many_jobs_and_many_kills_give_one_result_each() {
     let server = NatsServer::start();
     with_ack_wait(&server.client().await, Duration::from_secs(2)).await;
     let mut rng = StdRng::seed_from_u64(SEED);
+    // Each has a log of its own, which says where it serves its metrics.
     let router = async |n: usize| RouterProcess::start(&format!("router-{n}"), &server, &[]).await;
     let worker = |n: usize| sim(&server, &format!("w{n}"), &["--max-inflight", "4", "--output-tokens", "40"]);
     let mut routers = [router(0).await, router(1).await];
@@ -194,7 +195,7 @@ async fn many_jobs_and_many_kills_give_one_result_each() {
         match rng.random_range(0..5) {
             n @ 0..2 => {
                 routers[n].process.kill();
-                routers[n] = router(n).await;
+                routers[n] = router(2 + kill).await;
             }
             n => {
                 workers[n - 2].kill();

@@ -37,7 +37,12 @@ async fn a_refused_one_is_published_again_and_dead_after_five_failures() {
     assert!(letter.headers().contains(&("x-mine".into(), "1".into())), "{letter:?}");
     assert!(letter.reason.contains("takes no new requests"), "{}", letter.reason);
 
-    // Requeued it begins anew.
+    // Sent again it begins anew, and may die again: the stream still knows the message ids of its first life.
+    jobs.requeue(&letter).await.expect("the server answers");
+    let again = async || jobs.next_dead(letter.sequence + 1).await.expect("the server answers");
+    let letter = eventually("it is dead again", LONG, again).await;
+    assert_eq!((letter.failures, worker.count()), (5, 10));
+
     let client = cluster.client.clone();
     worker.behave(Behaviour::script(move |dispatch: Dispatch| {
         let client = client.clone();
@@ -47,7 +52,8 @@ async fn a_refused_one_is_published_again_and_dead_after_five_failures() {
     let answered = async || jobs.result(&id("j")).await.expect("answers").filter(|result| result.failure.is_none());
     eventually("it has an answer", PATIENCE, answered).await;
     assert!(jobs.next_dead(1).await.expect("the server answers").is_none());
-    assert_eq!(worker.dispatch(5).await.attempt(), "1");
+    let attempts: Vec<u32> = worker.dispatches().iter().map(|d| d.attempt().parse().expect("a number")).collect();
+    assert!(attempts.is_sorted_by(|a, b| a < b), "{attempts:?}");
 }
 
 #[tokio::test]

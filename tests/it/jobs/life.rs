@@ -35,8 +35,10 @@ async fn it_is_acknowledged_once_its_worker_has_finished() {
     let result = result(&jobs, "j").await;
     assert_eq!((&result.payload[..], result.attempt, result.failure), (&b"the answer"[..], 1, None));
     assert_eq!(cluster.routers[0].metric_where("job_deliveries", "finished").await, 1.0);
-    eventually("nothing is held", PATIENCE, async || (cluster.routers[0].metric("jobs_held").await == 0.0).then_some(()))
-        .await;
+    eventually("nothing is held", PATIENCE, async || {
+        (cluster.routers[0].metric("jobs_held").await == 0.0).then_some(())
+    })
+    .await;
 }
 
 #[tokio::test]

@@ -4,9 +4,12 @@ use std::time::Duration;
 
 use async_nats::jetstream::{self, consumer, stream};
 
+use rankpin::client::jobs::{Jobs, JobsOptions};
+
 use super::{connect, job, result, with_ack_wait};
 use crate::support::cluster::{Cluster, RouterTask};
 use crate::support::server::Options;
+use crate::support::worker::Behaviour;
 use crate::support::{NatsServer, PATIENCE, RouterProcess, eventually};
 
 #[tokio::test]
@@ -16,7 +19,10 @@ async fn they_are_made_as_the_protocol_says() {
     let config = async |name: &str| context.get_stream(name).await.expect("it is made").cached_info().config.clone();
     let jobs = config("rankpin_jobs").await;
     assert_eq!(jobs.retention, stream::RetentionPolicy::WorkQueue);
-    assert_eq!((jobs.storage, jobs.max_messages, jobs.discard), (stream::StorageType::File, 1000, stream::DiscardPolicy::New));
+    assert_eq!(
+        (jobs.storage, jobs.max_messages, jobs.discard),
+        (stream::StorageType::File, 1000, stream::DiscardPolicy::New)
+    );
     assert_eq!(config("rankpin_results").await.max_age, Duration::from_secs(2 * 3600));
     assert_eq!(config("rankpin_dead").await.subjects, ["rankpin.dead.>"]);
     let stream = context.get_stream("rankpin_jobs").await.expect("it is made");
@@ -85,4 +91,43 @@ async fn missing_streams_are_told_and_found_once_somebody_makes_them() {
     jobs.submit(&job("j").header("Rankpin-Target-Dp-Rank", "none")).await.expect("it is taken");
     let _sim = super::crash::sim(&server, "w", &[]);
     assert_eq!(result(&jobs, "j").await.failure.map(|failure| failure.status), Some(400));
+}
+
+#[tokio::test]
+async fn least_privileges_are_enough() {
+    let config = r#"authorization { users: [
+        { user: admin, password: p }
+        { user: router, password: p, permissions: {
+            publish: { allow: [
+                "rankpin.worker.>", "_INBOX.>", "_INBOX_.>", "_INBOX_rankpin_router.>", "$KV.rankpin_pins.>",
+                "$JS.API.STREAM.INFO.KV_rankpin_workers", "$JS.API.STREAM.INFO.KV_rankpin_pins",
+                "$JS.API.CONSUMER.CREATE.KV_rankpin_workers.>", "$JS.API.CONSUMER.CREATE.KV_rankpin_pins.>",
+                "$JS.API.CONSUMER.CREATE.KV_rankpin_workers", "$JS.API.CONSUMER.CREATE.KV_rankpin_pins",
+                "$JS.FC.>",
+                "$JS.API.STREAM.INFO.rankpin_jobs", "$JS.API.STREAM.INFO.rankpin_results",
+                "$JS.API.STREAM.INFO.rankpin_dead", "$JS.API.STREAM.MSG.DELETE.rankpin_jobs",
+                "$JS.API.STREAM.MSG.GET.rankpin_jobs", "$JS.API.CONSUMER.INFO.rankpin_jobs.router",
+                "$JS.API.CONSUMER.MSG.NEXT.rankpin_jobs.router", "$JS.ACK.rankpin_jobs.router.>",
+                "rankpin.job.>", "rankpin.result.*", "rankpin.dead.>"
+            ] }
+            subscribe: { allow: [
+                "rankpin.request router", "rankpin.request.> router", "rankpin.trusted.> router",
+                "rankpin.cancel.*", "rankpin.load.*", "_INBOX_rankpin_router.>"
+            ] }
+        } }
+    ] }"#;
+    let server = NatsServer::start_with(Options { config: config.into(), ..Options::default() });
+    let admin = format!("nats://admin:p@127.0.0.1:{}", server.port());
+    drop(RouterTask::start(&admin, &[]).await);
+    let url = format!("nats://router:p@127.0.0.1:{}", server.port());
+    let router = RouterTask::start(&url, &[("provision", "never")]).await;
+    let cluster = Cluster::of(server, router, "admin", "p").await;
+    let jobs = Jobs::connect(JobsOptions::new(&admin)).await.expect("connects");
+    let worker = cluster.worker("w").behaves(Behaviour::Reject(503, "draining")).start().await;
+    jobs.submit(&job("j")).await.expect("it is taken");
+    // What is published again, the dead letter and the error in its result.
+    assert_eq!(result(&jobs, "j").await.failure.map(|failure| failure.status), Some(503));
+    assert_eq!(worker.count(), 5);
+    super::all_acknowledged(&jobs).await;
+    assert!(jobs.next_dead(1).await.expect("the server answers").is_some());
 }
