@@ -294,7 +294,7 @@ impl Request {
                 Mail::NoResponders | Mail::WorkerLost if self.cancelled => return Err(RouteError::Cancelled),
                 Mail::NoResponders | Mail::WorkerLost => return Ok(Attempted::Failed(Failure::NoResponders)),
                 Mail::Rejected(_) if self.cancelled => return Err(RouteError::Cancelled),
-                Mail::Rejected(rejection) => return Ok(refusal(*rejection)),
+                Mail::Rejected(rejection) => return Ok(self.refusal(*rejection)),
                 Mail::Cancelled => {
                     self.cancelled = true;
                     self.cancel_at_worker(decision);
@@ -332,7 +332,7 @@ impl Request {
                 Some(Mail::Rejected(_)) if self.cancelled => return Err(RouteError::Cancelled),
                 Some(Mail::Rejected(rejection)) => {
                     self.unsettle();
-                    match refusal(*rejection) {
+                    match self.refusal(*rejection) {
                         Attempted::Failed(failure) => Box::pin(self.learn(decision, failure)).await?,
                         Attempted::Refused(rejection) => return Err(relayed(rejection)),
                         Attempted::Accepted | Attempted::Ended(_) => {}
@@ -353,6 +353,17 @@ impl Request {
                 ) => {}
                 None => return Err(RouteError::ShuttingDown),
             }
+        }
+    }
+
+    fn refusal(&mut self, rejection: Rejection) -> Attempted {
+        if let Some(job) = &mut self.job {
+            job.note_refusal(&rejection);
+        }
+        match rejection.status {
+            429 => Attempted::Failed(Failure::Overloaded),
+            400..=499 => Attempted::Refused(rejection),
+            _ => Attempted::Failed(Failure::Draining),
         }
     }
 
@@ -378,7 +389,8 @@ impl Request {
             && let Some(job) = &mut self.job
         {
             // Counted on the job itself, and tried again from there.
-            return Err(job.attempt_failed(failure_at(decision.placement.worker.as_str(), failure)));
+            let worker = decision.placement.worker.as_str();
+            return Err(job.attempt_failed(worker, failure_at(worker, failure)));
         }
         let whole_worker = failure == Failure::Draining;
         self.ask.excluded.push(Excluded { placement: decision.placement.clone(), whole_worker, failure });
@@ -466,14 +478,6 @@ pub(super) fn note(mail: &Mail) -> Result<(), RouteError> {
         | Mail::Finished(_)
         | Mail::Answer(_)
         | Mail::WorkerLost => Ok(()),
-    }
-}
-
-fn refusal(rejection: Rejection) -> Attempted {
-    match rejection.status {
-        429 => Attempted::Failed(Failure::Overloaded),
-        400..=499 => Attempted::Refused(rejection),
-        _ => Attempted::Failed(Failure::Draining),
     }
 }
 

@@ -5,6 +5,7 @@ use serde_json::json;
 
 use super::{ids, print};
 use crate::client::jobs::{DeadLetter, Jobs, Requeued};
+use crate::core::id::RequestId;
 use crate::wire::subject::decode_model;
 
 /// List jobs that were given up after five failures, with the last one
@@ -47,11 +48,11 @@ pub(super) async fn run(jobs: &Jobs, args: Args, json: bool) -> anyhow::Result<(
     for _ in 0..args.limit {
         let Some(letter) = jobs.next_dead(from).await? else { break };
         from = letter.sequence + 1;
-        let id = letter.id.as_ref().map_or("?", |id| id.as_str());
+        let id = letter.id.as_ref().map_or("?", RequestId::as_str);
         let (status, code) = letter.error.clone().unwrap_or_default();
         let time = humantime::format_rfc3339_seconds(letter.time).to_string();
         let value = json!({
-            "id": letter.id.as_ref().map(|id| id.as_str()),
+            "id": letter.id.as_ref().map(RequestId::as_str),
             "model": model(&letter),
             "failures": letter.failures,
             "status": status,

@@ -100,7 +100,7 @@ pub(super) async fn wait_and_print(jobs: &Jobs, wanted: &Named, wait: Duration, 
         }
         if until.is_some_and(|until| Instant::now() >= until) {
             bar.finish_and_clear();
-            let some = missing.keys().next().map(|id| id.as_str()).unwrap_or_default();
+            let some = missing.keys().next().map(|id| RequestId::as_str(id)).unwrap_or_default();
             bail!("{} of {all} job(s) have no result yet, such as {some}", missing.len());
         }
         tokio::time::sleep(LOOK_AGAIN).await;

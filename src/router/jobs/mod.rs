@@ -27,6 +27,7 @@ use super::state::Router;
 use crate::core::error::RouteError;
 use crate::core::job::{self, Attempts};
 use crate::nats::{JetStream, Lane, Lines};
+use crate::wire::event::Rejection;
 use crate::wire::job::Tried;
 
 /// How long the streams may take to be made or found before the router starts without jobs, and tries on.
@@ -61,6 +62,8 @@ pub struct JobPart {
     tried: Tried,
     delivered: u64,
     attempts: Attempts,
+    /// What the worker said that refused the last attempt.
+    refusal: Option<String>,
 }
 
 /// A place among the jobs that a router holds; given back when it is dropped.
@@ -131,7 +134,7 @@ impl Drop for Place {
 
 impl JobPart {
     fn new(tried: Tried, delivered: u64) -> Self {
-        Self { tried, delivered, attempts: Attempts::NoneFailed }
+        Self { tried, delivered, attempts: Attempts::NoneFailed, refusal: None }
     }
 
     /// The number after which this delivery's attempts are counted.
@@ -139,10 +142,20 @@ impl JobPart {
         job::attempts_before(self.tried.attempt, self.delivered)
     }
 
-    /// An attempt has failed: that is what the delivery ends with.
-    pub fn attempt_failed(&mut self, error: RouteError) -> RouteError {
+    /// A worker has refused an attempt.
+    pub fn note_refusal(&mut self, rejection: &Rejection) {
+        self.refusal = Some(rejection.message.clone());
+    }
+
+    /// An attempt has failed: that is what the delivery ends with, in the worker's own words where it has said why.
+    pub fn attempt_failed(&mut self, worker: &str, error: RouteError) -> RouteError {
         self.attempts = Attempts::OneFailed;
-        error
+        match (self.refusal.take(), error) {
+            (Some(words), RouteError::NoWorker(_)) => {
+                RouteError::NoWorker(format!("worker {worker:?} refused it: {words}"))
+            }
+            (_, error) => error,
+        }
     }
 }
 

@@ -19,6 +19,7 @@ use crate::wire::subject::JOBS_CONSUMER;
 const MAX_BATCH: usize = 32;
 /// How long the server keeps a pull.
 const EXPIRES: Duration = Duration::from_secs(20);
+const EXPIRES_NS: u64 = EXPIRES.as_secs() * 1_000_000_000;
 /// A pull of which nothing was heard for so long after that is forgotten.
 const GRACE: Duration = Duration::from_secs(5);
 /// Pause after a pull that was refused.
@@ -146,7 +147,7 @@ impl Puller {
         self.pulls += 1;
         self.open = batch;
         let subject = format!("$JS.API.CONSUMER.MSG.NEXT.{}.{JOBS_CONSUMER}", router.subjects.jobs_stream());
-        let ask = serde_json::json!({ "batch": batch, "expires": EXPIRES.as_nanos() as u64 }).to_string();
+        let ask = serde_json::json!({ "batch": batch, "expires": EXPIRES_NS }).to_string();
         let inbox = format!("{}{}", self.jobs.inbox, self.pulls);
         if let Err(error) = self.jobs.lane.publish(&subject, Some(&inbox), &Lines::new(), ask.as_bytes().into()) {
             tracing::debug!(%error, "jobs could not be asked for");

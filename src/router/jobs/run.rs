@@ -195,7 +195,8 @@ impl Request {
         let stored = jobs.store_result(&self.router.subjects.result(&self.id), headers, answer.payload_bytes()).await;
         stored.map_err(|problem| {
             let error = RouteError::NoWorker(format!("the result could not be stored: {problem}"));
-            self.job.as_mut().expect("it is a job").attempt_failed(error)
+            let worker = decision.placement.worker.as_str();
+            self.job.as_mut().expect("it is a job").attempt_failed(worker, error)
         })
     }
 }

@@ -2,9 +2,6 @@
 
 use std::time::Duration;
 
-use rand::rngs::StdRng;
-use rand::{RngExt as _, SeedableRng as _};
-
 use super::{LONG, all_acknowledged, connect, id, job, result, serve, store, stored, with_ack_wait};
 use crate::support::process::Process;
 use crate::support::rankpin::command;
@@ -160,59 +157,4 @@ async fn a_simulated_worker_streams_a_job_and_is_killed_at_another() {
     assert!(lost.attempt > 1);
     assert_eq!(jobs.parts(&lost).await.expect("the server answers").len() as u64, lost.parts);
     all_acknowledged(&jobs).await;
-}
-
-/// Jobs of a short chaos.
-const JOBS: usize = 240;
-/// Kills during it.
-const KILLS: usize = 8;
-/// Which process is killed when; each seed that failed is kept as a row of its own test.
-const SEED: u64 = 7;
-
-#[tokio::test]
-async fn many_jobs_and_many_kills_give_one_result_each() {
-    let server = NatsServer::start();
-    with_ack_wait(&server.client().await, Duration::from_secs(2)).await;
-    let mut rng = StdRng::seed_from_u64(SEED);
-    // Each has a log of its own, which says where it serves its metrics.
-    let router = async |n: usize| RouterProcess::start(&format!("router-{n}"), &server, &[]).await;
-    let worker = |n: usize| sim(&server, &format!("w{n}"), &["--max-inflight", "4", "--output-tokens", "40"]);
-    let mut routers = [router(0).await, router(1).await];
-    let mut workers = [worker(0), worker(1), worker(2)];
-    let jobs = connect(&server).await;
-    for n in 0..JOBS {
-        let body = format!(r#"{{"model":"m","messages":[{{"role":"user","content":"question {n}"}}]}}"#);
-        let model = rankpin::core::id::Model::new("m").expect("valid");
-        let request = rankpin::client::Request::new(model, body).request_id(id(&format!("j{n}")));
-        let request = if n % 3 == 0 { request.header("Rankpin-Session-Id", &format!("s{}", n % 10)) } else { request };
-        jobs.submit(&request).await.expect("it is taken");
-    }
-    let done = async || jobs.overview().await.expect("the server answers").done as usize;
-    for kill in 0..KILLS {
-        // Spread over the run by how far it has come.
-        let next = (kill + 1) * JOBS / (KILLS + 2);
-        eventually("the jobs go on", LONG, async || (done().await >= next).then_some(())).await;
-        match rng.random_range(0..5) {
-            n @ 0..2 => {
-                routers[n].process.kill();
-                routers[n] = router(2 + kill).await;
-            }
-            n => {
-                workers[n - 2].kill();
-                workers[n - 2] = worker(n - 2);
-            }
-        }
-    }
-    eventually("every job has its result", 2 * LONG, async || (done().await >= JOBS).then_some(())).await;
-    all_acknowledged(&jobs).await;
-    let client = server.client().await;
-    assert_eq!(stored(&client, "rankpin.result.*").await as usize, JOBS, "each one final message");
-    for n in 0..JOBS {
-        assert_eq!(result(&jobs, &format!("j{n}")).await.failure, None, "job {n}");
-    }
-    assert_eq!(jobs.overview().await.expect("the server answers").dead, 0);
-    for router in &routers {
-        eventually("nothing is held", PATIENCE, async || (router.metric("jobs_held").await == 0.0).then_some(())).await;
-        assert_eq!((router.metric("requests_in_flight").await, router.metric("faults").await), (0.0, 0.0));
-    }
 }

@@ -35,7 +35,11 @@ async fn a_refused_one_is_published_again_and_dead_after_five_failures() {
     assert_eq!((letter.id.clone(), letter.failures, letter.model_token()), (Some(id("j")), 5, "m"));
     assert_eq!(letter.error, Some((503, "no_worker".into())));
     assert!(letter.headers().contains(&("x-mine".into(), "1".into())), "{letter:?}");
-    assert!(letter.reason.contains("takes no new requests"), "{}", letter.reason);
+    assert!(
+        letter.reason.contains("worker \"w\" refused it: the worker refused the request: draining"),
+        "{}",
+        letter.reason
+    );
 
     // Sent again it begins anew, and may die again: the stream still knows the message ids of its first life.
     jobs.requeue(&letter).await.expect("the server answers");

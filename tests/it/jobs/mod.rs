@@ -1,5 +1,6 @@
 //! Durable jobs against a real server: workers that the test scripts, and real processes that are killed.
 
+mod chaos;
 mod cli;
 mod crash;
 mod failures;
