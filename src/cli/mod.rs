@@ -3,6 +3,7 @@
 mod bench;
 mod demo;
 mod explain;
+mod jobs;
 mod replay;
 mod router;
 mod schema;
@@ -40,6 +41,7 @@ enum Command {
     Demo(demo::Args),
     Explain(Box<explain::Args>),
     Replay(replay::Args),
+    Jobs(Box<jobs::Args>),
     Bench(bench::Args),
     #[command(hide = true)]
     BenchForwarder(bench::ForwarderArgs),
@@ -75,6 +77,10 @@ impl Cli {
                 logging::init_quietly(self.log_format.unwrap_or_default())?;
                 replay::run(&args)
             }
+            Command::Jobs(args) => {
+                logging::init_quietly(self.log_format.unwrap_or_default())?;
+                jobs::run(*args).await
+            }
             Command::Schema(args) => {
                 logging::init(self.log_format.unwrap_or_default())?;
                 schema::run(&args)
@@ -96,7 +102,9 @@ mod tests {
         use clap::CommandFactory as _;
 
         Cli::command().debug_assert();
-        for mut command in Cli::command().get_subcommands().cloned() {
+        let of = |command: &clap::Command| command.get_subcommands().cloned().collect::<Vec<_>>();
+        let commands = of(&Cli::command());
+        for mut command in commands.iter().flat_map(of).chain(commands.clone()) {
             let help = command.render_long_help().to_string();
             assert!(help.contains("Example"), "{} --help shows none", command.get_name());
         }

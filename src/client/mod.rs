@@ -20,6 +20,7 @@
 
 mod error;
 mod inbox;
+pub mod jobs;
 mod request;
 pub mod sequence;
 mod stream;

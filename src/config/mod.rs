@@ -5,6 +5,7 @@
 
 mod alias;
 mod file;
+mod jobs;
 mod overload;
 mod session;
 mod setting;
@@ -25,6 +26,7 @@ use crate::core::weighing::Weighing;
 use crate::core::worker::WorkerSpec;
 use crate::telemetry::logging::LogFormat;
 
+pub use jobs::JobsConfig;
 pub use overload::MAX_WAITING;
 use setting::Sources;
 pub use setting::{CONFIG, Given, Origin, SETTINGS, Setting};
@@ -62,6 +64,8 @@ pub struct RouterConfig {
     pub max_waiting: usize,
     /// Which reports make a rank count as full.
     pub full_at: FullAt,
+    /// Durable jobs.
+    pub jobs: JobsConfig,
     /// Whether missing buckets and streams are made.
     pub provision: Provision,
     /// A reply subject has to start with one of these.
@@ -191,6 +195,7 @@ pub fn resolve(flags: &Flags, environment: &dyn Fn(&str) -> Option<String>) -> R
         request_timeout: duration(&sources.get(&setting::REQUEST_TIMEOUT), REQUEST_TIMEOUT)?,
         max_waiting: overload::max_waiting(&sources)?,
         full_at: overload::full_at(&sources)?,
+        jobs: jobs::read(&sources)?,
         provision: choice(&sources.get(&setting::PROVISION), &Provision::NAMED)?,
         reply_prefixes: reply_prefixes(&sources.get(&setting::REPLY_PREFIXES), &namespace)?,
         drain_timeout: duration(&sources.get(&setting::DRAIN_TIMEOUT), DRAIN_TIMEOUT)?,
@@ -231,6 +236,7 @@ fn refuse_what_has_no_effect(sources: &Sources<'_>, config: &RouterConfig) -> Re
             return Err(given.no_effect("with affinity off no session is read; leave one of the two out"));
         }
     }
+    jobs::refuse_what_has_no_effect(sources, &config.jobs)?;
     let has_login = config.nats_url.split(',').any(|url| url.contains('@'));
     if let (true, Some(given)) = (has_login, sources.find(&setting::CREDS)) {
         return Err(given.no_effect("nats_url holds a login; leave one of the two out"));

@@ -162,7 +162,8 @@ pub(super) static PROVISION: Setting = Setting::new(
     "provision",
     "auto|never",
     "auto",
-    "Whether missing buckets and streams are made; with never, their absence is an error",
+    "Whether missing buckets and streams are made; with never, the absence of a bucket is an error, and without the \
+     streams there are no jobs",
 );
 pub(super) static REPLY_PREFIXES: Setting = Setting::new(
     "reply_prefixes",
@@ -217,8 +218,49 @@ pub(super) static GROUP_SUBAGENTS: Setting = Setting::new(
      rank, where there is room",
 );
 
+pub(super) static MAX_JOBS: Setting = Setting::new(
+    "max_jobs",
+    "COUNT",
+    "256",
+    "Most durable jobs that this router holds at a time, running or waiting for room at a worker; 0 takes none",
+);
+pub(super) static JOBS_REPLICAS: Setting = Setting::new(
+    "jobs.replicas",
+    "COUNT",
+    "1",
+    "Servers that keep the streams of jobs, 1 to 5, where this router makes them",
+);
+pub(super) static JOBS_STORAGE: Setting = Setting::new(
+    "jobs.storage",
+    "file|memory",
+    "file",
+    "Where the streams of jobs are kept, where this router makes them; in memory, jobs don't survive the server",
+);
+pub(super) static JOBS_MAX_MESSAGES: Setting = Setting::new(
+    "jobs.max_messages",
+    "COUNT",
+    "0",
+    "Most jobs that may wait, where this router makes the stream; more are refused when they are submitted. 0 is \
+     without a limit",
+);
+pub(super) static JOBS_MAX_BYTES: Setting =
+    Setting::new("jobs.max_bytes", "COUNT", "0", "The same in bytes; 0 is without a limit");
+pub(super) static JOBS_RESULTS_MAX_AGE: Setting = Setting::new(
+    "jobs.results_max_age",
+    "DURATION",
+    "24h",
+    "How long results of jobs are kept, where this router makes the stream; a job that is submitted again within that \
+     time under its id is not run again",
+);
+pub(super) static JOBS_DUPLICATE_WINDOW: Setting = Setting::new(
+    "jobs.duplicate_window",
+    "DURATION",
+    "1h",
+    "How long the stream of jobs, where this router makes it, remembers message ids and takes the same one once",
+);
+
 /// All settings that may stand in the file, in the order of the help.
-pub static SETTINGS: [&Setting; 27] = [
+pub static SETTINGS: [&Setting; 34] = [
     &NATS_URL,
     &CREDS,
     &NAMESPACE,
@@ -240,6 +282,13 @@ pub static SETTINGS: [&Setting; 27] = [
     &MAX_WAITING,
     &FULL_AT_KV_USE,
     &FULL_AT_QUEUED,
+    &MAX_JOBS,
+    &JOBS_REPLICAS,
+    &JOBS_STORAGE,
+    &JOBS_MAX_MESSAGES,
+    &JOBS_MAX_BYTES,
+    &JOBS_RESULTS_MAX_AGE,
+    &JOBS_DUPLICATE_WINDOW,
     &PROVISION,
     &REPLY_PREFIXES,
     &DRAIN_TIMEOUT,

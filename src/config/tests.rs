@@ -3,6 +3,7 @@ use std::time::Duration;
 use super::setting::SETTINGS;
 use super::*;
 use crate::core::id::Model;
+use crate::core::mode::StreamStorage;
 use crate::core::session::configured::{BodyField, Subagents};
 
 /// Resolves flags, variables and the text of a file.
@@ -41,6 +42,15 @@ fn defaults() {
         request_timeout: Duration::from_secs(30),
         max_waiting: 4096,
         full_at: FullAt { kv_percent: None, queued: None },
+        jobs: JobsConfig {
+            max: 256,
+            replicas: 1,
+            storage: StreamStorage::File,
+            max_messages: None,
+            max_bytes: None,
+            results_max_age: Duration::from_secs(24 * 3600),
+            duplicate_window: Duration::from_secs(3600),
+        },
         provision: Provision::Auto,
         reply_prefixes: vec!["_INBOX.".into(), "_INBOX_".into()],
         drain_timeout: Duration::from_secs(30),
@@ -73,6 +83,7 @@ const EVERY_KEY: &str = r#"
     max_waiting = 100
     full_at_kv_use = "95%"
     full_at_queued = 4
+    max_jobs = 7
     provision = "never"
     reply_prefixes = ["_INBOX.", "_INBOX_", "replies."]
     drain_timeout = "0s"
@@ -80,6 +91,14 @@ const EVERY_KEY: &str = r#"
     log_format = "json"
     untrusted_frontends = true
     group_subagents = true
+
+    [jobs]
+    replicas = 3
+    storage = "memory"
+    max_messages = 1000
+    max_bytes = 1048576
+    results_max_age = "2days"
+    duplicate_window = "2m"
 
     [session]
     headers = ["X-Chat-Id", "x-conversation"]
@@ -157,6 +176,10 @@ fn values_that_are_not_allowed_are_named_with_place_and_what_is() {
         ("max_derived_pins", "-1", "allowed is a whole number from 0 to 4194304".to_owned()),
         ("max_derived_pins", "+7", "allowed is a whole number from 0 to 4194304".to_owned()),
         ("max_derived_pins", "4194305", "allowed is a whole number from 0 to 4194304".to_owned()),
+        ("max_jobs", "2049", "allowed is a whole number from 0 to 2048".to_owned()),
+        ("jobs.replicas", "0", "allowed is a whole number from 1 to 5".to_owned()),
+        ("jobs.storage", "disk", "allowed are file, memory".to_owned()),
+        ("jobs.results_max_age", "1s", duration("1m to 30days")),
         ("accept_timeout", "-1s", duration("10ms to 1day")),
         ("request_timeout", "25h", duration("10ms to 1day")),
         ("drain_timeout", "forever", duration("0s to 1day")),
@@ -264,6 +287,8 @@ fn settings_without_effect_are_refused() {
         assert!(error.contains(&format!("rank_choice can have no effect: {why}")), "{error}");
     }
     assert!(with(&[("affinity", "off")], &[], "").is_ok());
+    let error = with(&[("max_jobs", "0"), ("jobs.replicas", "3")], &[], "").expect_err("there are no jobs");
+    assert!(error.contains("jobs.replicas can have no effect: with max_jobs 0 there are no jobs"), "{error}");
     assert_eq!(
         of_file("nats_url = 'nats://u:p@a'\ncreds = 'c'"),
         Err("rankpin.toml, line 2: creds can have no effect: nats_url holds a login; leave one of the two out".into())

@@ -11,6 +11,7 @@ pub mod error;
 pub mod fleet;
 pub mod hash;
 pub mod id;
+pub mod job;
 pub mod kv;
 pub mod load;
 pub mod mode;

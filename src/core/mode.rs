@@ -46,6 +46,15 @@ pub enum Provision {
     Never,
 }
 
+/// Where the streams of durable jobs are kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum StreamStorage {
+    /// On disk: jobs survive the server.
+    File,
+    /// In memory.
+    Memory,
+}
+
 /// Whether what frontends say of themselves is believed (the headers marked * in protocol section 3).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FrontendTrust {
@@ -80,4 +89,9 @@ impl RankChoice {
 impl Provision {
     /// Each choice with its name.
     pub const NAMED: [(&'static str, Self); 2] = [("auto", Self::Auto), ("never", Self::Never)];
+}
+
+impl StreamStorage {
+    /// Each choice with its name.
+    pub const NAMED: [(&'static str, Self); 2] = [("file", Self::File), ("memory", Self::Memory)];
 }

@@ -3,6 +3,7 @@
 pub mod bucket;
 pub mod guard;
 pub mod headers;
+pub mod jetstream;
 pub mod lane;
 pub mod link;
 mod login;
@@ -11,6 +12,7 @@ pub mod subscriptions;
 
 pub use async_nats::{PublishError, Subject};
 pub use headers::Headers;
+pub use jetstream::{JetStream, JetStreamError};
 pub use lane::{Block, Lane, Lines, Message, Payload};
 pub use link::{ConnectError, Link, LinkOptions, LinkState};
 pub use subscriptions::Subscriptions;

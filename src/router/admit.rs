@@ -4,6 +4,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::alias::{self, Alias};
+use super::jobs::JobPart;
+use super::live::Kind;
 use super::route::Request;
 use super::state::{Basis, Keys, Router};
 use crate::core::ask::Ask;
@@ -12,13 +14,14 @@ use crate::core::hash::PinKey;
 use crate::core::id::{Origin, RequestId, SessionId, Tenant};
 use crate::core::kv::Prompt;
 use crate::core::mode::{AffinityMode, FrontendTrust, PolicyKind};
+use crate::core::queue::Priority;
 use crate::core::session::derived::Prefixes;
 use crate::nats::lane::Unsound;
 use crate::nats::{Block, Message};
 use crate::wire::header::Known;
 use crate::wire::identity::{self, Identity, Prompts, Sessions};
 use crate::wire::request::{self, Reading, RequestHead};
-use crate::wire::subject;
+use crate::wire::subject::{self, RequestSubject};
 
 /// Longest hint that is repeated in an error, in characters.
 const MAX_HINT_SHOWN: usize = 80;
@@ -43,9 +46,10 @@ pub fn admit(router: &Arc<Router>, message: Message) -> Result<Option<Request>, 
         Ok(None) => made_id(),
         Err(error) => return Err(refuse(made_id(), &message, error)),
     };
-    let checked = check(router, &message, headers, &known);
+    let subject = router.subjects.parse_request(message.subject());
+    let checked = check(router, &message, headers, &known, subject);
     match checked {
-        Ok(checked) => take(router, message, id, checked, now).map(Some),
+        Ok(checked) => take(router, message, id, checked, None, now).map(Some),
         Err(error) => Err(refuse(id, &message, error)),
     }
 }
@@ -83,7 +87,8 @@ fn made_id() -> RequestId {
     RequestId::new(&uuid::Uuid::now_v7().to_string()).expect("a UUID is a request id")
 }
 
-struct Checked {
+/// A message that may be a request.
+pub(super) struct Checked {
     ask: Ask,
     keys: Keys,
     prefixes: Option<Prefixes>,
@@ -91,8 +96,15 @@ struct Checked {
     alias: Option<Alias>,
 }
 
-fn check(router: &Router, message: &Message, headers: Block<'_>, known: &Known<'_>) -> Result<Checked, RouteError> {
-    let subject = router.subjects.parse_request(message.subject()).ok_or_else(|| {
+/// Finds what is wrong with a message, whose subject was taken apart.
+pub(super) fn check(
+    router: &Router,
+    message: &Message,
+    headers: Block<'_>,
+    known: &Known<'_>,
+    subject: Option<RequestSubject<'_>>,
+) -> Result<Checked, RouteError> {
+    let subject = subject.ok_or_else(|| {
         RouteError::InvalidRequest(format!("the subject {:?} is none that takes requests", message.subject()))
     })?;
     let trusted = match router.config.frontends {
@@ -148,16 +160,23 @@ fn clip(text: &str) -> Arc<str> {
     }
 }
 
-fn take(
+/// Makes a request of a checked message, where there is room for it.
+pub(super) fn take(
     router: &Arc<Router>,
     message: Message,
     id: RequestId,
     checked: Checked,
+    job: Option<JobPart>,
     now: Instant,
 ) -> Result<Request, Refused> {
-    let Some(seq) = router.state().live.insert(id.clone(), message.size()) else {
+    let priority = match job {
+        Some(_) => Priority::Job(checked.head.priority),
+        None => Priority::Request(checked.head.priority),
+    };
+    let kind = if job.is_some() { Kind::Job } else { Kind::Request };
+    let Some(seq) = router.state().live.insert(id.clone(), message.size(), kind) else {
         let full = "the router has as many requests under way as it can hold; try again later";
-        let full = router.overloaded(&checked.ask, &checked.keys, checked.head.priority, full);
+        let full = router.overloaded(&checked.ask, &checked.keys, priority, full);
         return Err(refuse(id, &message, full));
     };
     let Checked { ask, keys, prefixes, head, alias } = checked;
@@ -172,11 +191,12 @@ fn take(
         prefixes,
         message,
         alias,
-        priority: head.priority,
+        priority,
         accept_until: now + timeout,
         deadline: head.deadline_ms.map(|ms| (now + Duration::from_millis(ms.into()), ms.into())),
         mail: None,
-        attempt: 0,
+        attempt: job.as_ref().map_or(0, JobPart::attempts_before),
+        job,
         basis: Basis::default(),
         continued: None,
         claim: None,

@@ -19,8 +19,9 @@ const OWN_HEADERS: usize = 512;
 impl Request {
     /// Sends the request to its placement. Returns until when the worker may take to accept it.
     pub(super) fn dispatch(&mut self, decision: &Decision) -> Result<Instant, RouteError> {
-        self.attempt += 1;
+        self.attempt = self.attempt.saturating_add(1);
         let now = Instant::now();
+        self.allow_for_acceptance(now);
         let (subject, until) = {
             let mut state = self.router.state();
             state.live.begin_attempt(self.seq, self.attempt);
@@ -65,8 +66,9 @@ impl Request {
         let mut headers = Lines::with_capacity(theirs.len() + OWN_HEADERS);
         headers.extend(theirs, header::goes_to_worker);
         headers.push(header::REQUEST_ID, self.id.as_str());
-        if let Some(reply) = self.message.reply() {
-            headers.push(header::REPLY_TO, reply);
+        match self.job {
+            Some(_) => headers.push(header::REPLY_TO, &self.router.subjects.result_part(&self.id, self.attempt)),
+            None => self.message.reply().into_iter().for_each(|reply| headers.push(header::REPLY_TO, reply)),
         }
         headers.push(header::WORKER, decision.placement.worker.as_str());
         if let Some(rank) = decision.placement.rank {

@@ -47,6 +47,9 @@ impl Router {
         gauges.derived_pins.set(count(state.mirror.derived()));
         gauges.cached_prefixes.set(count(state.fleet.index().len()));
         drop(state);
+        let jobs = self.jobs.as_ref();
+        self.metrics.jobs.enabled.set(i64::from(jobs.is_some_and(|jobs| jobs.is_on())));
+        self.metrics.jobs.held.set(count(jobs.map_or(0, |jobs| jobs.held())));
         gauges.bucket_unreachable.set(i64::from(self.pins.is_unreachable()));
         gauges.pins_owed.set(count(self.pins.owed()));
         let (lanes, store) = ([&self.intake, &self.dispatch], self.pins.bucket.link());

@@ -133,6 +133,7 @@ impl Router {
                 return None;
             }
             Some(Ok(event)) => {
+                live.note_word(now);
                 let accepted = event == Event::Accepted;
                 let counted = if let Event::Finished(finished) = &event { counted(finished) } else { None };
                 at_once = tell(live, event);

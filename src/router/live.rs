@@ -99,8 +99,36 @@ pub struct Live {
     attempt: u32,
     seen: u8,
     cancelled: bool,
+    kind: Kind,
+    /// When its worker last said anything of it.
+    heard: Option<Instant>,
     /// Where it is counted.
     pub at: Option<At>,
+}
+
+/// Who waits for a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// A frontend.
+    Request,
+    /// The stream of jobs.
+    Job,
+}
+
+/// What the worker of a job has last said.
+#[derive(Debug, Clone)]
+pub enum Word {
+    /// No worker has accepted it.
+    NotAccepted,
+    /// Its worker works on it, and said so at this time.
+    Accepted {
+        /// When.
+        heard: Instant,
+        /// The worker's place in the fleet.
+        slot: WorkerSlot,
+        /// The attempt.
+        attempt: u32,
+    },
 }
 
 /// Where the mail of a request goes.
@@ -176,9 +204,13 @@ pub struct LiveRequests {
 }
 
 impl LiveRequests {
-    /// Takes a request in; `None` where there is no room.
-    pub fn insert(&mut self, id: RequestId, bytes: usize) -> Option<Seq> {
+    /// Takes a request in; `None` where there is no room, or where it is a job that is under way already.
+    pub fn insert(&mut self, id: RequestId, bytes: usize, kind: Kind) -> Option<Seq> {
         if self.by_seq.len() >= MAX_LIVE || self.bytes.saturating_add(bytes) > MAX_LIVE_BYTES {
+            return None;
+        }
+        // The same job in two messages runs once: the second one finds the first one's result later.
+        if kind == Kind::Job && self.has_job(&id) {
             return None;
         }
         self.next += 1;
@@ -190,7 +222,8 @@ impl LiveRequests {
             Entry::Occupied(_) => self.same_id.entry(id.clone()).or_default().push(self.next),
         }
         let mailbox = Mailbox::Held(Vec::new());
-        let live = Live { id, bytes, mailbox, attempt: NO_ATTEMPT, seen: 0, cancelled: false, at: None };
+        let live =
+            Live { id, bytes, mailbox, attempt: NO_ATTEMPT, seen: 0, cancelled: false, kind, heard: None, at: None };
         self.by_seq.insert(self.next, live);
         Some(self.next)
     }
@@ -336,8 +369,16 @@ impl LiveRequests {
             let ended = live.at.as_ref().is_some_and(|at| {
                 at.slot == slot && at.uncertain.is_some_and(|since| now.duration_since(since) > SETTLE_AFTER)
             });
-            if ended && live.first(Once::Ended) {
-                live.send(Mail::Finished(Box::new(Finished::outcome(Outcome::Ok))));
+            if !ended {
+                continue;
+            }
+            let (once, mail) = match live.kind {
+                Kind::Request => (Once::Ended, Mail::Finished(Box::new(Finished::outcome(Outcome::Ok)))),
+                // Whether it has a result is looked for where it is taken for lost.
+                Kind::Job => (Once::Lost, Mail::WorkerLost),
+            };
+            if live.first(once) {
+                live.send(mail);
             }
         }
     }
@@ -354,6 +395,38 @@ impl LiveRequests {
                 live.send(Mail::ShuttingDown);
             }
         }
+    }
+
+    /// Tells every job that no worker has been sent that the router stops: another router can take it at once.
+    pub fn hand_jobs_over(&mut self) {
+        for live in self.by_seq.values_mut().filter(|live| live.kind == Kind::Job && live.at.is_none()) {
+            live.send(Mail::ShuttingDown);
+        }
+    }
+
+    /// Whether a job of this id is under way.
+    pub fn has_job(&self, id: &RequestId) -> bool {
+        let others = self.same_id.get(id).into_iter().flatten();
+        let mut all = self.by_id.get(id).into_iter().chain(others).filter_map(|seq| self.by_seq.get(seq));
+        all.any(|live| live.kind == Kind::Job)
+    }
+
+    /// The worker of a request is as good as lost: it says nothing any more.
+    pub fn lose_one(&mut self, seq: Seq) {
+        if let Some(live) = self.by_seq.get_mut(&seq)
+            && live.first(Once::Lost)
+        {
+            live.send(Mail::WorkerLost);
+        }
+    }
+
+    /// What the worker of a request has last said; `None` where the request has ended.
+    pub fn word(&self, seq: Seq) -> Option<Word> {
+        let live = self.by_seq.get(&seq)?;
+        Some(match (&live.at, live.heard) {
+            (Some(at), Some(heard)) if at.accepted => Word::Accepted { heard, slot: at.slot, attempt: live.attempt },
+            _ => Word::NotAccepted,
+        })
     }
 
     /// Ends an attempt that was given up, and remembers it, to cancel it again where it is accepted late.
@@ -385,6 +458,11 @@ impl LiveRequests {
 }
 
 impl Live {
+    /// Its worker has said something.
+    pub fn note_word(&mut self, now: Instant) {
+        self.heard = Some(now);
+    }
+
     /// Whether this is the first mail of its kind in this attempt.
     pub fn first(&mut self, kind: Once) -> bool {
         let bit = kind as u8;

@@ -10,6 +10,7 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 
+use super::jobs::JobMetrics;
 use super::queue_metrics::QueueMetrics;
 use crate::core::ask::Failure;
 use crate::core::decide::{Decision, PinStep};
@@ -76,6 +77,8 @@ pub struct Metrics {
     pub queue: QueueMetrics,
     /// Messages of workers about their caches that were taken in.
     pub cache_events: Counter,
+    /// Durable jobs.
+    pub jobs: JobMetrics,
     /// Gauges, set when they are read.
     pub gauges: Gauges,
     outcomes: Family<OutcomeLabel, Counter>,
@@ -158,6 +161,7 @@ impl Metrics {
         registry.register("aliases_resolved", "Requests for an alias, by the model that they got", aliases.clone());
         let queue = QueueMetrics::register(&mut registry);
         let gauges = Gauges::register(&mut registry);
+        let jobs = JobMetrics::register(&mut registry);
         Self {
             registry,
             admitted,
@@ -169,6 +173,7 @@ impl Metrics {
             faults,
             rebuilt,
             cache_events,
+            jobs,
             gauges,
             outcomes,
             decisions,

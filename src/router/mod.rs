@@ -12,6 +12,7 @@ mod hot;
 mod http;
 mod inbox;
 mod intake;
+mod jobs;
 mod kv;
 mod later;
 mod live;

@@ -11,7 +11,7 @@ use crate::core::error::RouteError;
 use crate::core::fleet::WorkerSlot;
 use crate::core::hash::PinKey;
 use crate::core::id::DpRank;
-use crate::core::queue::{Place, Pushed, Tried};
+use crate::core::queue::{Place, Priority, Pushed, Tried};
 
 /// Where on a worker there is room: at a placement (its rank, or none), or with `None` anywhere.
 type Spot = Option<Option<DpRank>>;
@@ -41,7 +41,7 @@ impl Router {
     }
 
     /// The error of a request without room, with the time after which another try is worth it.
-    pub(super) fn overloaded(&self, ask: &Ask, keys: &Keys, priority: i32, why: &str) -> RouteError {
+    pub(super) fn overloaded(&self, ask: &Ask, keys: &Keys, priority: Priority, why: &str) -> RouteError {
         let now = Instant::now();
         let state = self.state();
         let retry_after_s = state.queue.retry_after_s(&state.place_of(ask, keys, priority, now), now);
@@ -66,7 +66,7 @@ impl State {
 
     /// Where a request waits, and with whom it takes turns: the turns of one session, and all requests of a tenant that
     /// have none.
-    fn place_of(&self, ask: &Ask, keys: &Keys, priority: i32, now: Instant) -> Place {
+    fn place_of(&self, ask: &Ask, keys: &Keys, priority: Priority, now: Instant) -> Place {
         let flow = match (keys, &ask.session) {
             (Keys::Named(key), _) => *key,
             (Keys::Derived(prefixes), Some(session)) => {

@@ -8,6 +8,7 @@ use tokio::sync::watch;
 
 use super::alias::Alias;
 use super::derived::Continued;
+use super::jobs::JobPart;
 use super::later::Later;
 use super::live::{Mail, Resting, Seq};
 use super::pinning::{Claim, Claimed, Pinned};
@@ -18,6 +19,7 @@ use crate::core::decide::{Decision, NoPlacement, PinStep};
 use crate::core::error::RouteError;
 use crate::core::id::RequestId;
 use crate::core::mode::AffinityMode;
+use crate::core::queue::Priority;
 use crate::core::session::derived::Prefixes;
 use crate::nats::{Block, Lines, Message};
 use crate::wire::event::{Finished, Outcome, Rejection};
@@ -44,9 +46,11 @@ pub struct Request {
     pub(super) message: Message,
     /// The alias that it has named.
     pub(super) alias: Option<Alias>,
-    pub(super) priority: i32,
+    pub(super) priority: Priority,
     pub(super) accept_until: Instant,
     pub(super) deadline: Option<(Instant, u64)>,
+    /// What it has besides, where it is a durable job.
+    pub(super) job: Option<JobPart>,
     /// Where its mail comes, once it has a task.
     pub(super) mail: Option<UnboundedReceiver<Mail>>,
     pub(super) attempt: u32,
@@ -115,7 +119,8 @@ impl Request {
         self.seq
     }
 
-    async fn run(&mut self, mut stage: Stage) -> Result<Finished, RouteError> {
+    /// Goes on from a stage to the end.
+    pub(super) async fn run(&mut self, mut stage: Stage) -> Result<Finished, RouteError> {
         loop {
             stage = match stage {
                 Stage::Placing(asked) => {
@@ -163,7 +168,7 @@ impl Request {
     /// then on.
     async fn place(&mut self, mut asked: Option<Asked>) -> Result<Decision, RouteError> {
         if asked.is_none() {
-            if self.ask.excluded.len() >= MAX_FAILED_PLACEMENTS {
+            if self.ask.excluded.len() >= MAX_FAILED_PLACEMENTS || self.has_no_attempts_left() {
                 let last = self.last_failure.take();
                 return Err(last.unwrap_or_else(|| RouteError::NoWorker("every attempt failed".into())));
             }
@@ -305,14 +310,17 @@ impl Request {
                 Mail::Answer(answer) => {
                     let headers = answer.headers().unwrap_or(Block::NONE);
                     let failed = headers.find(header::SERVICE_ERROR_CODE).is_some();
-                    self.relay(decision, &answer)?;
+                    match self.job {
+                        Some(_) => Box::pin(self.store_answer(decision, &answer)).await?,
+                        None => self.relay(decision, &answer)?,
+                    }
                     let outcome = if failed { Outcome::Error } else { Outcome::Ok };
                     return Ok(Attempted::Ended(Finished::outcome(outcome)));
                 }
                 Mail::NoResponders | Mail::WorkerLost if self.cancelled => return Err(RouteError::Cancelled),
                 Mail::NoResponders | Mail::WorkerLost => return Ok(Attempted::Failed(Failure::NoResponders)),
                 Mail::Rejected(_) if self.cancelled => return Err(RouteError::Cancelled),
-                Mail::Rejected(rejection) => return Ok(refusal(*rejection)),
+                Mail::Rejected(rejection) => return Ok(self.refusal(*rejection)),
                 Mail::Cancelled => {
                     self.cancelled = true;
                     self.cancel_at_worker(decision);
@@ -350,7 +358,7 @@ impl Request {
                 Some(Mail::Rejected(_)) if self.cancelled => return Err(RouteError::Cancelled),
                 Some(Mail::Rejected(rejection)) => {
                     self.unsettle();
-                    match refusal(*rejection) {
+                    match self.refusal(*rejection) {
                         Attempted::Failed(failure) => Box::pin(self.learn(decision, failure)).await?,
                         Attempted::Refused(rejection) => return Err(relayed(rejection)),
                         Attempted::Accepted | Attempted::Ended(_) => {}
@@ -372,6 +380,17 @@ impl Request {
                 ) => {}
                 None => return Err(RouteError::ShuttingDown),
             }
+        }
+    }
+
+    fn refusal(&mut self, rejection: Rejection) -> Attempted {
+        if let Some(job) = &mut self.job {
+            job.note_refusal(&rejection);
+        }
+        match rejection.status {
+            429 => Attempted::Failed(Failure::Overloaded),
+            400..=499 => Attempted::Refused(rejection),
+            _ => Attempted::Failed(Failure::Draining),
         }
     }
 
@@ -397,6 +416,15 @@ impl Request {
             Failure::Draining => self.router.state().fleet.note_leaving(decision.slot, Instant::now()),
             Failure::AcceptTimeout => {}
         }
+        if failure != Failure::Overloaded && self.job.is_some() {
+            // Counted on the job itself, and tried again from there.
+            let worker = decision.placement.worker.as_str();
+            let error = self.failure_at(worker, failure);
+            return Err(match &mut self.job {
+                Some(job) => job.attempt_failed(worker, error),
+                None => error,
+            });
+        }
         let whole_worker = failure == Failure::Draining;
         self.ask.excluded.push(Excluded { placement: decision.placement.clone(), whole_worker, failure });
         Ok(())
@@ -412,7 +440,7 @@ impl Request {
     }
 
     /// Waits, unless mail comes.
-    async fn rest(&mut self, pause: Duration) -> Result<(), RouteError> {
+    pub(super) async fn rest(&mut self, pause: Duration) -> Result<(), RouteError> {
         let until = (Instant::now() + pause).min(self.accept_until);
         match self.next_mail(until).await? {
             Some(mail) => note(&mail),
@@ -484,14 +512,6 @@ pub(super) fn note(mail: &Mail) -> Result<(), RouteError> {
         | Mail::Finished(_)
         | Mail::Answer(_)
         | Mail::WorkerLost => Ok(()),
-    }
-}
-
-fn refusal(rejection: Rejection) -> Attempted {
-    match rejection.status {
-        429 => Attempted::Failed(Failure::Overloaded),
-        400..=499 => Attempted::Refused(rejection),
-        _ => Attempted::Failed(Failure::Draining),
     }
 }
 

@@ -8,14 +8,15 @@ use tokio::net::TcpListener;
 use tokio::task::JoinSet;
 
 use super::hot::HotThread;
+use super::jobs::Jobs;
 use super::pinning::PinStore;
 use super::state::Router;
-use super::{http, inbox, intake, kv, mirror, passing, ticks};
+use super::{http, inbox, intake, jobs, kv, mirror, passing, ticks};
 use crate::config::{Listen, RouterConfig};
 use crate::core::id::WorkerId;
 use crate::core::mode::{AffinityMode, Provision};
 use crate::nats::bucket::{Bucket, BucketInfo, Look};
-use crate::nats::{ConnectError, Lane, Lines, Link, LinkOptions, Payload};
+use crate::nats::{ConnectError, JetStream, Lane, Lines, Link, LinkOptions, Payload};
 use crate::wire::header;
 use crate::wire::subject::Subjects;
 
@@ -114,7 +115,15 @@ async fn start(config: RouterConfig) -> Result<Running, RouterError> {
     let pins_info = provide(&pins, config.pin_ttl, config.provision).await?;
     let own = uuid::Uuid::now_v7().simple().to_string();
     let inbox_subject = format!("{}.{own}.", subjects.router_inbox_prefix());
-    let router = Arc::new(Router::new(config, intake, dispatch, PinStore::new(pins.clone()), inbox_subject));
+    let jobs = match config.jobs.max {
+        0 => None,
+        _ => {
+            let lane = Lane::open(options("jobs")).await?;
+            Some(Jobs::new(lane, JetStream::new(pins.link().clone()), &inbox_subject))
+        }
+    };
+    let store = PinStore::new(pins.clone());
+    let router = Arc::new(Router::new(config, [intake, dispatch], store, jobs, inbox_subject));
     let mut tasks = JoinSet::new();
     if let Some(listener) = listener {
         tasks.spawn(http::serve(Arc::clone(&router), listener));
@@ -134,6 +143,7 @@ async fn start(config: RouterConfig) -> Result<Running, RouterError> {
     if router.weighs_caches() {
         tasks.spawn(kv::share(Arc::clone(&router)));
     }
+    jobs::start(&router, &mut tasks).await;
     tasks.spawn_on(passing::watch(Arc::clone(&router)), hot.handle());
     intake::subscribe_requests(&router).await?;
     router.taking.store(true, Ordering::Relaxed);
@@ -285,8 +295,13 @@ impl Running {
             "router stops: it takes no new requests and finishes those it has"
         );
         let until = Instant::now() + router.config.drain_timeout;
+        jobs::stop(router);
         let _ = tokio::time::timeout_at(until.into(), intake::leave(router)).await;
-        wait_until(until, || router.reading.load(Ordering::Relaxed) == 0 && router.state().live.len() == 0).await;
+        let empty = || {
+            let reading = router.reading.load(Ordering::Relaxed);
+            reading == 0 && jobs::has_none(router) && router.state().live.len() == 0
+        };
+        wait_until(until, empty).await;
         let left = router.state().live.len();
         if left > 0 {
             tracing::warn!(left, "the drain timeout has passed; what no worker has accepted is answered shutting_down");
@@ -297,6 +312,7 @@ impl Running {
         if let Err(error) = router.dispatch.barrier().await {
             tracing::debug!(%error, "the last messages may not have been sent");
         }
+        jobs::settled(router).await;
         self.tasks.shutdown().await;
         // Requests at rest hold the router that holds them.
         let abandoned = router.state().live.abandon();

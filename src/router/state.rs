@@ -10,6 +10,7 @@ use rand::rngs::StdRng;
 use tokio::runtime::Handle;
 use tokio::sync::{Notify, watch};
 
+use super::jobs::Jobs;
 use super::kv::Notes;
 use super::live::{At, LiveRequests, Seq};
 use super::metrics::Metrics;
@@ -24,7 +25,7 @@ use crate::core::hash::PinKey;
 use crate::core::id::{Placement, WorkerId};
 use crate::core::mode::AffinityMode;
 use crate::core::pins::{Entry, Mirror};
-use crate::core::queue::Queues;
+use crate::core::queue::{Priority, Queues};
 use crate::core::worker::WorkerKind;
 use crate::nats::Lane;
 use crate::wire::subject::Subjects;
@@ -43,6 +44,8 @@ pub struct Router {
     pub dispatch: Lane,
     /// The pins bucket.
     pub pins: PinStore,
+    /// Durable jobs, where this router takes any.
+    pub jobs: Option<Arc<Jobs>>,
     /// Prefix of this router's inbox subjects, with the final dot.
     pub inbox: String,
     /// Prefix of all routers' inbox subjects, with the final dot.
@@ -159,7 +162,7 @@ pub struct Asking<'r> {
     /// Where its pin may stand.
     pub keys: &'r Keys,
     /// Its priority in the queue.
-    pub priority: i32,
+    pub priority: Priority,
     /// Whether it holds the claim of its session already.
     pub holds_claim: bool,
     /// Revision of the pin that this request has itself written; 0 where it has not. To itself it is not pinned there.
@@ -172,7 +175,13 @@ pub struct Asking<'r> {
 
 impl Router {
     /// A router that knows nobody yet; called inside the runtime that does its work.
-    pub fn new(config: RouterConfig, intake: Lane, dispatch: Lane, pins: PinStore, inbox: String) -> Self {
+    pub fn new(
+        config: RouterConfig,
+        [intake, dispatch]: [Lane; 2],
+        pins: PinStore,
+        jobs: Option<Jobs>,
+        inbox: String,
+    ) -> Self {
         let rules = Rules { mode: config.affinity, policy: config.policy, rank_choice: config.rank_choice };
         let mut fleet = Fleet::default();
         fleet.set_full_at(config.full_at);
@@ -203,6 +212,7 @@ impl Router {
             intake,
             dispatch,
             pins,
+            jobs: jobs.map(Arc::new),
             inbox,
             metrics: Metrics::new(),
             runtime: Handle::current(),

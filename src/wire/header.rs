@@ -31,6 +31,10 @@ pub const SESSION: &str = "Rankpin-Session";
 pub const ACCEPT_BY: &str = "Rankpin-Accept-By";
 /// `Rankpin-Attempt`: 1, 2, …
 pub const ATTEMPT: &str = "Rankpin-Attempt";
+/// `Rankpin-Failures`: how often a job has failed.
+pub const FAILURES: &str = "Rankpin-Failures";
+/// `Rankpin-Dead-Reason`: in words, why a job was given up; on its dead letter.
+pub const DEAD_REASON: &str = "Rankpin-Dead-Reason";
 /// `Rankpin-Decision`: why the request went where it went.
 pub const DECISION: &str = "Rankpin-Decision";
 /// `Rankpin-Model`: the model that the worker is to run, where the frontend has asked for an alias.
@@ -49,6 +53,10 @@ pub const PROBE: &str = "Rankpin-Probe";
 pub const SERVICE_ERROR: &str = "Nats-Service-Error";
 /// `Nats-Service-Error-Code`: status of an error.
 pub const SERVICE_ERROR_CODE: &str = "Nats-Service-Error-Code";
+/// `Nats-Msg-Id`: a stream takes one message of an id within its duplicate window.
+pub const MSG_ID: &str = "Nats-Msg-Id";
+/// `Nats-Expected-Last-Subject-Sequence`: the compare-and-set of a stream.
+pub const EXPECTED_LAST_SUBJECT_SEQUENCE: &str = "Nats-Expected-Last-Subject-Sequence";
 /// `Retry-After`: seconds, with 429 and 503.
 pub const RETRY_AFTER: &str = "Retry-After";
 /// `Content-Type`.
@@ -212,9 +220,28 @@ fn starts_with_ignore_case(name: &str, prefix: &str) -> bool {
 
 /// Whether a frontend's header goes on to the worker: all but those that start with `Nats-`, and the router's own.
 pub fn goes_to_worker(name: &str) -> bool {
-    const ROUTERS: [&str; 10] =
-        [REQUEST_ID, REPLY_TO, WORKER, DP_RANK, SESSION, ACCEPT_BY, ATTEMPT, DECISION, MODEL, ALIAS];
+    const ROUTERS: [&str; 12] = [
+        REQUEST_ID,
+        REPLY_TO,
+        WORKER,
+        DP_RANK,
+        SESSION,
+        ACCEPT_BY,
+        ATTEMPT,
+        DECISION,
+        MODEL,
+        ALIAS,
+        FAILURES,
+        DEAD_REASON,
+    ];
     !starts_with_ignore_case(name, "nats-") && !ROUTERS.iter().any(|own| own.eq_ignore_ascii_case(name))
+}
+
+/// Whether a job's header stays on it when it is published again, or as a dead letter: all but those that start with
+/// `Nats-`, which are about one message in one stream, and those that say how often it has been tried.
+pub fn stays_on_job(name: &str) -> bool {
+    const TRIED: [&str; 4] = [REQUEST_ID, ATTEMPT, FAILURES, DEAD_REASON];
+    !starts_with_ignore_case(name, "nats-") && !TRIED.iter().any(|own| own.eq_ignore_ascii_case(name))
 }
 
 /// Whether a plain responder's header goes on to the frontend: none that start with `Rankpin-`, and of those that
@@ -259,6 +286,9 @@ mod tests {
         assert!(!goes_to_worker("rankpin-ACCEPT-by"));
         assert!(!goes_to_worker("nats-Msg-Id"));
         assert!(goes_to_worker("Nat"));
+        assert!(!goes_to_worker("rankpin-failures"));
+        assert!(stays_on_job("Rankpin-Priority") && stays_on_job("traceparent"));
+        assert!(!stays_on_job("nats-msg-id") && !stays_on_job("Rankpin-attempt"));
         assert!(goes_to_frontend("X-Model-Version"));
         assert!(goes_to_frontend("nats-service-error-code"));
         assert!(!goes_to_frontend("Nats-Rollup"));

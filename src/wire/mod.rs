@@ -7,6 +7,7 @@ pub mod body;
 pub mod event;
 pub mod header;
 pub mod identity;
+pub mod job;
 pub mod kv;
 pub mod load;
 pub mod pin;

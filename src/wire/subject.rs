@@ -92,6 +92,77 @@ impl Subjects {
         format!("{}.cancel.*", self.ns)
     }
 
+    /// `{ns}.job.{model}`.
+    pub fn job(&self, model: &Model) -> String {
+        format!("{}.job.{}", self.ns, encode_model(model.as_str()))
+    }
+
+    /// `{ns}.job.>`, of the stream of jobs.
+    pub fn jobs(&self) -> String {
+        format!("{}.job.>", self.ns)
+    }
+
+    /// The model token of a job's subject, still encoded; `None` where it is no job's.
+    pub fn parse_job<'s>(&self, subject: &'s str) -> Option<&'s str> {
+        subject.strip_prefix(self.ns.as_str())?.strip_prefix(".job.")
+    }
+
+    /// `{ns}.result.{request_id}`, where a job's final message stands.
+    pub fn result(&self, request: &RequestId) -> String {
+        format!("{}.result.{request}", self.ns)
+    }
+
+    /// `{ns}.result.{request_id}.{attempt}`, where an attempt's parts stand.
+    pub fn result_part(&self, request: &RequestId, attempt: u32) -> String {
+        format!("{}.result.{request}.{attempt}", self.ns)
+    }
+
+    /// `{ns}.result.>`, of the stream of results.
+    pub fn results(&self) -> String {
+        format!("{}.result.>", self.ns)
+    }
+
+    /// `{ns}.result.*`: all final messages.
+    pub fn final_results(&self) -> String {
+        format!("{}.result.*", self.ns)
+    }
+
+    /// `{ns}.result.{request_id}.*`: the parts of all attempts.
+    pub fn result_parts(&self, request: &RequestId) -> String {
+        format!("{}.result.{request}.*", self.ns)
+    }
+
+    /// `{ns}.dead.{model}`, with the model token of the job's own subject.
+    pub fn dead(&self, token: &str) -> String {
+        format!("{}.dead.{token}", self.ns)
+    }
+
+    /// `{ns}.dead.>`, of the stream of dead letters.
+    pub fn all_dead(&self) -> String {
+        format!("{}.dead.>", self.ns)
+    }
+
+    /// The subject under which a dead letter was a job; `None` where it is no dead letter's.
+    pub fn job_of_dead(&self, subject: &str) -> Option<String> {
+        let token = subject.strip_prefix(self.ns.as_str())?.strip_prefix(".dead.")?;
+        Some(format!("{}.job.{token}", self.ns))
+    }
+
+    /// The stream of jobs.
+    pub fn jobs_stream(&self) -> String {
+        format!("{}_jobs", self.ns)
+    }
+
+    /// The stream of results.
+    pub fn results_stream(&self) -> String {
+        format!("{}_results", self.ns)
+    }
+
+    /// The stream of dead letters.
+    pub fn dead_stream(&self) -> String {
+        format!("{}_dead", self.ns)
+    }
+
     /// `{ns}.load.{worker}`.
     pub fn load(&self, worker: &WorkerId) -> String {
         format!("{}.load.{worker}", self.ns)
@@ -131,6 +202,8 @@ impl Subjects {
 
 /// Queue group of the routers on requests.
 pub const QUEUE: &str = "router";
+/// The routers' durable consumer of the stream of jobs.
+pub const JOBS_CONSUMER: &str = "router";
 /// Queue group of a worker's ranks on `{ns}.worker.{worker}.any`.
 pub const ANY_QUEUE: &str = "any";
 
@@ -217,6 +290,17 @@ mod tests {
         assert_eq!(parse("rankpin.trusted"), None);
         assert_eq!(parse("other.request.m"), None);
         assert_eq!(parse("rankpin.load.m"), None);
+    }
+
+    #[test]
+    fn subjects_of_jobs() {
+        let s = subjects();
+        let (id, model) = (RequestId::new("a-1").expect("valid"), Model::new("x.y").expect("valid"));
+        assert_eq!(s.parse_job(&s.job(&model)), Some("x%2Ey"));
+        assert_eq!(s.parse_job("rankpin.job"), None);
+        assert_eq!(s.parse_job("rankpin.jobs.m"), None);
+        assert_eq!(s.job_of_dead(&s.dead("x%2Ey")), Some(s.job(&model)));
+        assert_eq!(s.result_part(&id, 3), format!("{}.3", s.result(&id)));
     }
 
     #[test]

@@ -12,6 +12,7 @@ mod intake;
 mod registration;
 pub mod replies;
 mod reports;
+mod results;
 mod serve;
 mod slots;
 
@@ -181,6 +182,7 @@ impl Worker {
         let load_subject = subjects.load(&options.worker);
         let service = Arc::new(Service {
             engine,
+            subjects,
             worker: options.worker,
             out: out.clone(),
             slots: Arc::new(Slots::new(options.ranks, options.max_inflight)),

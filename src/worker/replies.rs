@@ -8,12 +8,14 @@ use bytes::Bytes;
 use super::cancel::{CancelReason, CancelToken};
 use super::dispatch::Dispatch;
 use super::engine::Refusal;
+use super::results::Results;
 use crate::core::id::{DpRank, RequestId, WorkerId};
 use crate::nats::{Headers, Link, Subject};
 use crate::wire::Encoding;
 use crate::wire::event::{self, Finished};
 use crate::wire::header;
 use crate::wire::reply::ErrorBody;
+use crate::wire::subject::Subjects;
 
 /// How long the client library may take to accept one message. It takes none for long only while there is no
 /// connection and its queue is full.
@@ -48,7 +50,7 @@ pub enum ReplyError {
 #[derive(Debug)]
 pub struct ReplyStream {
     link: Link,
-    to: Option<Subject>,
+    to: To,
     id: RequestId,
     attempt: u32,
     worker: WorkerId,
@@ -63,6 +65,17 @@ pub struct ReplyStream {
     ended: bool,
 }
 
+/// Where replies go.
+#[derive(Debug)]
+enum To {
+    /// Nobody wants them.
+    Nobody,
+    /// A frontend's inbox.
+    Inbox(Subject),
+    /// The stream of results: it is a durable job.
+    Results(Box<Results>),
+}
+
 /// Whether a reply message is the last.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Place {
@@ -71,10 +84,20 @@ enum Place {
 }
 
 impl ReplyStream {
-    pub(super) fn new(link: Link, worker: WorkerId, dispatch: &mut Dispatch, cancel: CancelToken) -> Self {
+    pub(super) fn new(
+        link: Link,
+        worker: WorkerId,
+        dispatch: &mut Dispatch,
+        cancel: CancelToken,
+        subjects: &Subjects,
+    ) -> Self {
+        let to = match Results::of(dispatch, subjects, &link) {
+            Some(results) => To::Results(Box::new(results)),
+            None => dispatch.reply_to.take().map_or(To::Nobody, To::Inbox),
+        };
         Self {
             link,
-            to: dispatch.reply_to.take(),
+            to,
             id: dispatch.id.clone(),
             attempt: dispatch.attempt,
             worker,
@@ -109,9 +132,19 @@ impl ReplyStream {
         self.reply(payload, Place::Last).await
     }
 
-    /// Whether something was published, so that the request can no longer be rejected.
+    /// Whether something was published that the caller has seen, so that the request can no longer be rejected. The parts
+    /// of a job stand under their attempt alone, until its final message says that they count.
     pub(super) fn has_begun(&self) -> bool {
-        self.seq > 0 && self.to.is_some()
+        match self.to {
+            To::Nobody => false,
+            To::Inbox(_) => self.seq > 0,
+            To::Results(_) => self.ended,
+        }
+    }
+
+    /// Whether it is a durable job.
+    pub(super) fn is_job(&self) -> bool {
+        matches!(self.to, To::Results(_))
     }
 
     /// Whether the last message was sent.
@@ -151,7 +184,8 @@ impl ReplyStream {
         headers.set(header::REQUEST_ID, self.id.as_str());
         headers.set(header::SEQ, &self.seq.to_string());
         headers.set(header::ATTEMPT, &self.attempt.to_string());
-        if self.seq == 0 {
+        // Who reads a job's result reads its final message first.
+        if self.seq == 0 || (self.is_job() && place == Place::Last) {
             headers.set(header::WORKER, self.worker.as_str());
             if let Some(rank) = self.rank {
                 headers.set(header::DP_RANK, &rank.to_string());
@@ -173,13 +207,24 @@ impl ReplyStream {
         if self.ended {
             return Err(ReplyError::Ended);
         }
-        if let Some(to) = &self.to {
-            let (size, max) = (headers.wire_len() + payload.len(), self.link.max_payload());
-            if size > max {
-                return Err(ReplyError::TooLarge { size, max });
+        let (size, max) = (headers.wire_len() + payload.len(), self.link.max_payload());
+        let fits = if size > max { Err(ReplyError::TooLarge { size, max }) } else { Ok(()) };
+        let sent = match &self.to {
+            To::Nobody => Ok(()),
+            To::Inbox(to) => {
+                fits?;
+                deliver(&self.link, to, headers, payload).await
             }
-            deliver(&self.link, to, headers, payload).await.map_err(ReplyError::Unreachable)?;
-        }
+            To::Results(results) => {
+                fits?;
+                // Boxed, because it is rare and every request would hold room for it.
+                match place {
+                    Place::Middle => Box::pin(results.part(self.seq, headers, payload)).await,
+                    Place::Last => Box::pin(results.last(headers, payload)).await,
+                }
+            }
+        };
+        sent.map_err(ReplyError::Unreachable)?;
         self.seq += 1;
         self.ended = place == Place::Last;
         Ok(())

@@ -16,6 +16,7 @@ use super::slots::{Slot, Slots};
 use crate::core::id::WorkerId;
 use crate::nats::Link;
 use crate::wire::event::{Finished, Outcome};
+use crate::wire::subject::Subjects;
 
 /// How long an engine may go on after its request was given up; then it is dropped where it stands.
 pub const CANCEL_GRACE: Duration = Duration::from_secs(1);
@@ -26,6 +27,7 @@ const PROGRESS_EVERY: Duration = Duration::from_secs(5);
 #[derive(Debug)]
 pub(super) struct Service<E> {
     pub engine: E,
+    pub subjects: Subjects,
     pub worker: WorkerId,
     /// The connection for everything that goes out.
     pub out: Link,
@@ -67,7 +69,8 @@ impl<E: Engine> Service<E> {
             Acceptance::AtOnce => events.accepted().await,
             Acceptance::WithFinish => (),
         }
-        let mut replies = ReplyStream::new(self.out.clone(), self.worker.clone(), &mut dispatch, held.token().clone());
+        let token = held.token().clone();
+        let mut replies = ReplyStream::new(self.out.clone(), self.worker.clone(), &mut dispatch, token, &self.subjects);
         let ended = self.work(dispatch, &held, &mut replies, &events).await;
         conclude(ended, &held, &mut replies, &events, slot).await;
     }
@@ -122,6 +125,8 @@ enum Ending {
     Whole(Finished),
     /// The engine refused before anything was published.
     Rejected(Refusal),
+    /// A job was cancelled, or this attempt at it given up: only the router knows which, so nothing is published.
+    Dropped(Finished),
     /// The reply stream ends in an error.
     Error { status: u16, code: String, message: String, finished: Finished },
 }
@@ -132,7 +137,17 @@ impl Ending {
         Self::Error { status, code: code.to_owned(), message, finished }
     }
 
-    fn given_up(reason: CancelReason, figures: Option<Finished>) -> Self {
+    fn given_up(reason: CancelReason, figures: Option<Finished>, replies: &ReplyStream) -> Self {
+        if replies.is_job() {
+            return match reason {
+                CancelReason::Asked => {
+                    let figures = figures.unwrap_or_else(|| Finished::outcome(Outcome::Cancelled));
+                    Self::Dropped(Finished { outcome: Outcome::Cancelled, ..figures })
+                }
+                // Another worker runs it anew.
+                CancelReason::Stopping => Self::Rejected(Refusal::draining()),
+            };
+        }
         let (status, code, outcome, message) = match reason {
             CancelReason::Asked => (499, "cancelled", Outcome::Cancelled, "the request was cancelled"),
             CancelReason::Stopping => {
@@ -148,21 +163,24 @@ impl Ending {
         let returned = match ended {
             Ended::Returned(returned) => returned,
             // Only a request that was given up is ever dropped.
-            Ended::Dropped => return Self::given_up(given_up.unwrap_or(CancelReason::Asked), None),
+            Ended::Dropped => return Self::given_up(given_up.unwrap_or(CancelReason::Asked), None, replies),
             Ended::Panicked => return Self::error(500, "worker_error", "the engine failed on this request".into()),
         };
         // An answer that was whole before the cancel came stays one.
         if let (Some(reason), false) = (given_up, replies.has_ended()) {
-            return Self::given_up(reason, returned.ok());
+            return Self::given_up(reason, returned.ok(), replies);
         }
         match returned {
             Ok(finished) => Self::Whole(finished),
             Err(Failure::Refused(refusal)) if !replies.has_begun() => Self::Rejected(refusal),
             Err(Failure::Refused(Refusal { status, code, message })) => Self::error(status, &code, message),
             Err(Failure::Failed { status, code, message }) => Self::error(status, &code, message),
-            Err(Failure::Reply(ReplyError::GivenUp(reason))) => Self::given_up(reason, None),
+            Err(Failure::Reply(ReplyError::GivenUp(reason))) => Self::given_up(reason, None, replies),
             Err(Failure::Reply(e @ ReplyError::TooLarge { .. })) => {
                 Self::error(413, "payload_too_large", e.to_string())
+            }
+            Err(Failure::Reply(ReplyError::Unreachable(problem))) if replies.is_job() => {
+                Self::Rejected(no_result(&problem))
             }
             Err(Failure::Reply(e @ (ReplyError::Ended | ReplyError::Unreachable(_)))) => {
                 Self::error(500, "worker_error", e.to_string())
@@ -179,20 +197,45 @@ async fn conclude(ended: Ended, held: &Held, replies: &mut ReplyStream, events: 
             drop(slot);
             return events.rejected(&refusal).await;
         }
+        Ending::Dropped(finished) => (Ok(()), finished),
         Ending::Whole(finished) if replies.has_ended() => (Ok(()), finished),
-        Ending::Whole(finished) => (replies.close().await, finished),
+        Ending::Whole(finished) => (meanwhile(events, replies.close()).await, finished),
         Ending::Error { status, code, message, finished } => {
             if status >= 500 {
                 error!(status, code, message, "a request failed at the engine");
             }
-            (replies.fail(status, &code, &message).await, finished)
+            (meanwhile(events, replies.fail(status, &code, &message)).await, finished)
         }
     };
+    drop(slot);
     if let Err(problem) = sent {
         debug!(%problem, "the reply stream could not be ended");
+        if replies.is_job() {
+            // `finished` would make the router forget a job that has no result.
+            return events.rejected(&no_result(&problem.to_string())).await;
+        }
     }
-    drop(slot);
     events.finished(&finished).await;
+}
+
+/// A job's result could not be stored: it has to be run again.
+fn no_result(problem: &str) -> Refusal {
+    let message = format!("the job's result could not be stored: {problem}");
+    Refusal { status: 503, code: "no_result".into(), message }
+}
+
+/// Does what may take long where the stream of results does, and tells the router meanwhile that it is worked on.
+async fn meanwhile<T>(events: &Events, what: impl Future<Output = T>) -> T {
+    let mut what = std::pin::pin!(what);
+    let mut progress = interval_at(tokio::time::Instant::now() + PROGRESS_EVERY, PROGRESS_EVERY);
+    loop {
+        // Both arms may be dropped: `what` is pinned outside, the other keeps no state of its own.
+        tokio::select! {
+            biased;
+            done = &mut what => return done,
+            _ = progress.tick() => Box::pin(events.progress()).await,
+        }
+    }
 }
 
 fn unix_ms() -> u64 {

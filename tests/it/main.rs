@@ -10,6 +10,7 @@ mod explain;
 mod fuzzing;
 mod golden;
 mod golden_bodies;
+mod jobs;
 mod link;
 mod replay;
 mod router;

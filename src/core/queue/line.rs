@@ -5,10 +5,10 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Bound;
 
-use super::{Flow, MAX_TRIED_OF_FLOW, Tried};
+use super::{Flow, MAX_TRIED_OF_FLOW, Priority, Tried};
 
 /// Whose turn it is: lower is earlier.
-pub(super) type Turn = (Reverse<i32>, u64);
+pub(super) type Turn = (Reverse<Priority>, u64);
 
 /// Requests of one session in one priority, by age.
 #[derive(Debug)]
@@ -20,10 +20,10 @@ struct Waiting<T> {
 /// One model's queue.
 #[derive(Debug)]
 pub(super) struct Line<T> {
-    flows: HashMap<(i32, Flow), Waiting<T>>,
+    flows: HashMap<(Priority, Flow), Waiting<T>>,
     turns: BTreeMap<Turn, Flow>,
     /// Who has how many: the last one is who gives way to others, of the lowest priority the one with the most.
-    lengths: BTreeMap<(Reverse<i32>, usize, u64), Flow>,
+    lengths: BTreeMap<(Reverse<Priority>, usize, u64), Flow>,
     len: usize,
     /// Where the last look at everybody has stopped.
     resume: Option<Turn>,
@@ -37,7 +37,7 @@ impl<T> Default for Line<T> {
 
 impl<T> Line<T> {
     /// Takes a request in. A session that is new here has its turn after all others.
-    pub(super) fn push(&mut self, (priority, flow): (i32, Flow), age: u64, request: T, new_turn: u64) {
+    pub(super) fn push(&mut self, (priority, flow): (Priority, Flow), age: u64, request: T, new_turn: u64) {
         let key = (priority, flow);
         if self.flows.contains_key(&key) {
             self.unlist(key);
@@ -49,7 +49,7 @@ impl<T> Line<T> {
     }
 
     /// Takes a request out.
-    pub(super) fn remove(&mut self, key: (i32, Flow), age: u64) -> Option<T> {
+    pub(super) fn remove(&mut self, key: (Priority, Flow), age: u64) -> Option<T> {
         let request = self.flows.get_mut(&key)?.requests.remove(&age)?;
         // The lists hold the old length; what is left is listed anew.
         self.unlist_as(key, 1);
@@ -60,7 +60,7 @@ impl<T> Line<T> {
 
     /// Who gives way to a request of this priority and session where there is no more room: the youngest request of
     /// whoever has the most in the lowest priority, unless the newcomer's own session would then have as many.
-    pub(super) fn displace(&mut self, priority: i32, flow: Flow) -> Option<(u64, T)> {
+    pub(super) fn displace(&mut self, priority: Priority, flow: Flow) -> Option<(u64, T)> {
         let (&(Reverse(lowest), most, _), &victim) = self.lengths.last_key_value()?;
         let own = self.flows.get(&(priority, flow)).map_or(0, |waiting| waiting.requests.len());
         if lowest > priority || (lowest == priority && most <= own + 1) {
@@ -71,8 +71,8 @@ impl<T> Line<T> {
     }
 
     /// How many of this priority or a higher one leave before a request of this session does.
-    pub(super) fn ahead(&self, priority: i32, flow: Flow) -> usize {
-        let counts = |wanted: fn(&i32, &i32) -> bool| {
+    pub(super) fn ahead(&self, priority: Priority, flow: Flow) -> usize {
+        let counts = |wanted: fn(&Priority, &Priority) -> bool| {
             let flows = self.flows.iter().filter(move |((other, _), _)| wanted(other, &priority));
             flows.map(|(_, waiting)| waiting.requests.len())
         };
@@ -117,7 +117,7 @@ impl<T> Line<T> {
     /// Tries the requests of one session until one gets a place: then the others have their turn.
     fn try_flow(
         &mut self,
-        key: (i32, Flow),
+        key: (Priority, Flow),
         sweep: &mut Sweep<'_>,
         could_go: &impl Fn(&T) -> bool,
         try_one: &mut impl FnMut(&T) -> Tried,
@@ -148,7 +148,7 @@ impl<T> Line<T> {
         true
     }
 
-    fn take_last_turn(&mut self, key: (i32, Flow), turn: &mut u64) {
+    fn take_last_turn(&mut self, key: (Priority, Flow), turn: &mut u64) {
         if self.flows.contains_key(&key) {
             self.unlist(key);
             *turn += 1;
@@ -167,12 +167,12 @@ impl<T> Line<T> {
         self.len == 0
     }
 
-    fn unlist(&mut self, key: (i32, Flow)) {
+    fn unlist(&mut self, key: (Priority, Flow)) {
         self.unlist_as(key, 0);
     }
 
     /// Takes a session off the lists, in which it stands with as many requests more than it has.
-    fn unlist_as(&mut self, key: (i32, Flow), more: usize) {
+    fn unlist_as(&mut self, key: (Priority, Flow), more: usize) {
         if let Some(waiting) = self.flows.get(&key) {
             self.turns.remove(&(Reverse(key.0), waiting.turn));
             self.lengths.remove(&(Reverse(key.0), waiting.requests.len() + more, waiting.turn));
@@ -180,7 +180,7 @@ impl<T> Line<T> {
     }
 
     /// Puts a session on the lists, or forgets one that has nothing left.
-    fn list(&mut self, key: (i32, Flow)) {
+    fn list(&mut self, key: (Priority, Flow)) {
         let Some(waiting) = self.flows.get(&key) else { return };
         if waiting.requests.is_empty() {
             self.flows.remove(&key);

@@ -24,13 +24,22 @@ pub const MAX_TRIED_OF_FLOW: usize = 8;
 /// Whose requests have their turn together: a session, or all requests of a tenant and model that have none.
 pub type Flow = PinKey;
 
+/// What goes first where several wait: the greater.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Priority {
+    /// A durable job: below every request that somebody waits for; among jobs, higher first.
+    Job(i32),
+    /// A request; higher first.
+    Request(i32),
+}
+
 /// Where a request waits.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Place {
     /// For which model.
     pub model: Model,
     /// Higher first.
-    pub priority: i32,
+    pub priority: Priority,
     /// With whom it takes turns.
     pub flow: Flow,
 }

@@ -8,7 +8,7 @@ use crate::core::testing::{model, start};
 const GO_ON: Tried = Tried::Granted { more_room: true };
 
 fn place(priority: i32, session: &str) -> Place {
-    Place { model: model("m"), priority, flow: PinKey::of("", "m", session) }
+    Place { model: model("m"), priority: Priority::Request(priority), flow: PinKey::of("", "m", session) }
 }
 
 /// Everybody who waits, in the order in which they go.
@@ -47,6 +47,23 @@ fn by_priority_then_age() {
     assert_eq!(queues.remove(7, start()), Some("gone"));
     assert_eq!(drain(&mut queues), ["top", "high", "high, young", "old", "young", "low"]);
     assert_eq!((queues.len(), queues.models_waiting()), (0, 0));
+}
+
+#[test]
+fn jobs_wait_behind_every_request_and_give_way_to_them() {
+    let mut queues = Queues::new(4);
+    let at = |priority| Place { priority, ..place(0, "s") };
+    for (priority, age, request) in [
+        (Priority::Job(i32::MAX), 1, "urgent job"),
+        (Priority::Job(0), 2, "job"),
+        (Priority::Request(i32::MIN), 3, "patient request"),
+        (Priority::Request(0), 4, "request"),
+    ] {
+        assert_eq!(queues.push(at(priority), age, request, start()), Pushed::Waits);
+    }
+    assert_eq!(queues.push(at(Priority::Job(-1)), 5, "idle job", start()), Pushed::Full);
+    assert_eq!(queues.push(at(Priority::Request(-1)), 6, "late request", start()), Pushed::Displaced("job"));
+    assert_eq!(drain(&mut queues), ["request", "late request", "patient request", "urgent job"]);
 }
 
 #[test]
@@ -146,7 +163,11 @@ fn a_look_at_everybody_goes_on_where_the_last_one_stopped() {
 #[test]
 fn each_model_has_a_queue_of_its_own_and_a_worker_of_several_is_shared_in_turns() {
     let mut queues = Queues::new(3);
-    let at = |name: &str, session: &str| Place { model: model(name), priority: 0, flow: PinKey::of("", name, session) };
+    let at = |name: &str, session: &str| Place {
+        model: model(name),
+        priority: Priority::Request(0),
+        flow: PinKey::of("", name, session),
+    };
     for age in 1..=3 {
         queues.push(at("a", "flood"), age, "a", start());
     }

@@ -1,0 +1,126 @@
+//! `rankpin jobs`: durable jobs from the command line.
+
+mod dead;
+mod file;
+mod results;
+mod status;
+mod submit;
+
+use std::io::{IsTerminal as _, Write as _};
+use std::path::PathBuf;
+
+use anyhow::{Context as _, anyhow};
+use clap::Subcommand;
+use indicatif::{ProgressBar, ProgressStyle};
+use serde_json::Value;
+
+use crate::client::jobs::{Jobs, JobsOptions};
+use crate::core::id::{Namespace, RequestId};
+
+/// Submit durable jobs, and see to them: they survive crashes of routers, workers and servers
+///
+/// A job is a request that nobody waits for. It stands in a JetStream stream until a worker has done it, and its result
+/// in another for a day. Every command may be given again: nothing is run twice for it.
+#[derive(Debug, clap::Args)]
+#[command(after_long_help = EXAMPLES)]
+pub struct Args {
+    #[command(flatten)]
+    connection: Connection,
+
+    #[command(subcommand)]
+    command: Command,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  rankpin jobs submit batch.jsonl --wait 10m
+  rankpin jobs status
+  rankpin jobs results --of batch.jsonl > results.jsonl
+  rankpin jobs dead
+  rankpin jobs requeue --all";
+
+#[derive(Debug, clap::Args)]
+struct Connection {
+    /// NATS servers, several with commas between
+    #[arg(
+        long,
+        global = true,
+        env = "NATS_URL",
+        value_name = "URL",
+        default_value = "nats://127.0.0.1:4222",
+        hide_env_values = true
+    )]
+    nats_url: String,
+
+    /// Credentials file for NATS
+    #[arg(long, global = true, env = "NATS_CREDS", value_name = "FILE")]
+    creds: Option<PathBuf>,
+
+    /// First token of every subject, and prefix of the streams
+    #[arg(long, global = true, env = "RANKPIN_NAMESPACE", value_name = "NAME", default_value = "rankpin")]
+    namespace: String,
+
+    /// Print JSON, one value a line
+    #[arg(long, global = true)]
+    json: bool,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    Submit(submit::Args),
+    Status(status::Args),
+    Results(results::Args),
+    Cancel(status::CancelArgs),
+    Dead(dead::Args),
+    Requeue(dead::RequeueArgs),
+}
+
+/// Runs the command.
+pub(super) async fn run(args: Args) -> anyhow::Result<()> {
+    let jobs = args.connection.open().await?;
+    let json = args.connection.json;
+    match args.command {
+        Command::Submit(args) => submit::run(&jobs, args, json).await,
+        Command::Status(args) => status::run(&jobs, args, json).await,
+        Command::Results(args) => results::run(&jobs, args, json).await,
+        Command::Cancel(args) => status::cancel(&jobs, args, json).await,
+        Command::Dead(args) => dead::run(&jobs, args, json).await,
+        Command::Requeue(args) => dead::requeue(&jobs, args, json).await,
+    }
+}
+
+impl Connection {
+    async fn open(&self) -> anyhow::Result<Jobs> {
+        let mut options = JobsOptions::new(&self.nats_url);
+        options.namespace = Namespace::new(&self.namespace).map_err(|e| anyhow!("--namespace {e}"))?;
+        options.link.creds.clone_from(&self.creds);
+        Ok(Jobs::connect(options).await?)
+    }
+}
+
+fn id(text: &str) -> anyhow::Result<RequestId> {
+    RequestId::new(text).map_err(|e| anyhow!("the job id {text:?} {e}"))
+}
+
+fn ids(texts: &[String]) -> anyhow::Result<Vec<RequestId>> {
+    texts.iter().map(|text| id(text)).collect()
+}
+
+/// Writes one line to stdout; a JSON value, or words.
+fn print(json: bool, value: &Value, words: &str) -> anyhow::Result<()> {
+    let mut out = std::io::stdout().lock();
+    let written = if json { writeln!(out, "{value}") } else { writeln!(out, "{words}") };
+    written.context("cannot write to stdout")
+}
+
+/// A bar on a terminal; nothing elsewhere.
+fn bar(length: usize, what: &'static str) -> ProgressBar {
+    if !std::io::stderr().is_terminal() {
+        return ProgressBar::hidden();
+    }
+    let style =
+        ProgressStyle::with_template("{msg} {bar:40} {pos} of {len}, {eta} to go").expect("the template is a constant");
+    let bar = ProgressBar::new(length as u64).with_style(style);
+    bar.set_message(what);
+    bar
+}
