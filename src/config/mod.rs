@@ -6,6 +6,7 @@
 mod alias;
 mod file;
 mod overload;
+mod pool;
 mod session;
 mod setting;
 mod worker;
@@ -24,6 +25,7 @@ use crate::core::worker::WorkerSpec;
 use crate::telemetry::logging::LogFormat;
 
 pub use overload::MAX_WAITING;
+pub use pool::{Level, PoolConfig, PoolTarget};
 use setting::Sources;
 pub use setting::{CONFIG, Given, Origin, SETTINGS, Setting};
 
@@ -72,6 +74,8 @@ pub struct RouterConfig {
     pub workers: Vec<WorkerSpec>,
     /// Names that stand for several models.
     pub aliases: Aliases,
+    /// Pools, and whether requests are placed on them or on workers.
+    pub pools: PoolConfig,
 }
 
 /// Where health and metrics are served over HTTP.
@@ -191,6 +195,7 @@ pub fn resolve(flags: &Flags, environment: &dyn Fn(&str) -> Option<String>) -> R
         frontends: choice(&sources.get(&setting::UNTRUSTED_FRONTENDS), &UNTRUSTED)?,
         workers: worker::all(sources.workers(), &namespace)?,
         aliases: alias::all(sources.aliases())?,
+        pools: pool::read(&sources, &namespace)?,
         namespace,
     };
     refuse_what_has_no_effect(&sources, &config)?;
@@ -222,6 +227,7 @@ fn refuse_what_has_no_effect(sources: &Sources<'_>, config: &RouterConfig) -> Re
             return Err(given.no_effect("with affinity off no session is read; leave one of the two out"));
         }
     }
+    pool::refuse_what_has_no_effect(sources, &config.pools)?;
     let has_login = config.nats_url.split(',').any(|url| url.contains('@'));
     if let (true, Some(given)) = (has_login, sources.find(&setting::CREDS)) {
         return Err(given.no_effect("nats_url holds a login; leave one of the two out"));

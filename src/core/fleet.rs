@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use super::id::{DpRank, InstanceId, Model, WorkerId};
 use super::load::Report;
+use super::pool::Pools;
 use super::worker::{WorkerKind, WorkerSpec, WorkerState};
 
 mod full;
@@ -132,17 +133,31 @@ pub struct Fleet {
     free: Vec<u32>,
     by_id: HashMap<WorkerId, u32>,
     by_model: HashMap<Model, Vec<u32>>,
+    /// Pools that serve any model.
+    for_any_model: Vec<u32>,
     known_models: HashMap<Model, Instant>,
     /// Whose turn it was last, in turns of the whole fleet.
     turn: f64,
     /// What reports count as full.
     full_at: FullAt,
+    /// How pools are chosen.
+    pools: Pools,
 }
 
 impl Fleet {
     /// Takes a worker from the configuration.
     pub fn configure(&mut self, spec: WorkerSpec, now: Instant) {
         self.insert(spec, Source::Configuration, now);
+    }
+
+    /// How pools are chosen from now on.
+    pub fn set_pools(&mut self, pools: Pools) {
+        self.pools = pools;
+    }
+
+    /// How pools are chosen.
+    pub fn pools(&self) -> &Pools {
+        &self.pools
     }
 
     /// A registration was put, `age` ago.
@@ -322,6 +337,7 @@ impl Fleet {
         let listed = self.by_model.get(model).map_or(&[][..], Vec::as_slice);
         listed
             .iter()
+            .chain(&self.for_any_model)
             .map(|&index| (self.slot_at(index), self.at(index).expect("models list workers that are there")))
             .filter(move |(_, worker)| worker.is_ready(now))
     }
@@ -329,17 +345,17 @@ impl Fleet {
     /// The worker of a name, where it may take requests for a model.
     pub fn eligible_worker(&self, id: &WorkerId, model: &Model, now: Instant) -> Option<(WorkerSlot, &Worker)> {
         let (slot, worker) = self.find(id.as_str())?;
-        (worker.is_ready(now) && worker.spec.models.binary_search(model).is_ok()).then_some((slot, worker))
+        (worker.is_ready(now) && worker.spec.serves(model)).then_some((slot, worker))
     }
 
     /// Whether anybody serves the model now, ready or not.
     pub fn serves(&self, model: &Model) -> bool {
-        self.by_model.contains_key(model)
+        self.by_model.contains_key(model) || !self.for_any_model.is_empty()
     }
 
     /// Whether a registration served the model within [`MODEL_KNOWN_FOR`].
     pub fn knows(&self, model: &Model, now: Instant) -> bool {
-        self.by_model.contains_key(model)
+        self.serves(model)
             || self.known_models.get(model).is_some_and(|seen| now.saturating_duration_since(*seen) <= MODEL_KNOWN_FOR)
     }
 
@@ -414,6 +430,9 @@ impl Fleet {
 
     fn list(&mut self, index: u32) {
         let models = self.at(index).map(|worker| worker.spec.models.clone()).unwrap_or_default();
+        if models.is_empty() && !self.for_any_model.contains(&index) {
+            self.for_any_model.push(index);
+        }
         for model in models {
             let listed = self.by_model.entry(model).or_default();
             if !listed.contains(&index) {
@@ -424,6 +443,7 @@ impl Fleet {
 
     fn unlist(&mut self, index: u32) {
         let models = self.at(index).map(|worker| worker.spec.models.clone()).unwrap_or_default();
+        self.for_any_model.retain(|other| *other != index);
         for model in models {
             if let Some(listed) = self.by_model.get_mut(&model) {
                 listed.retain(|other| *other != index);

@@ -15,6 +15,7 @@ pub mod load;
 pub mod mode;
 pub mod pins;
 pub mod policy;
+pub mod pool;
 pub mod queue;
 pub mod session;
 pub mod worker;

@@ -68,6 +68,7 @@ pub fn ask() -> Ask {
         worker_hint: None,
         rank_hint: None,
         pool: None,
+        home: None,
         excluded: Vec::new(),
     }
 }

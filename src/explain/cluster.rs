@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use super::show;
 use super::turn::Turn;
-use crate::config::RouterConfig;
+use crate::config::{Level, RouterConfig};
 use crate::core::alias::{self, Asked, Choice};
 use crate::core::ask::Ask;
 use crate::core::decide::survey::{Standing, Surveyed, survey};
@@ -125,8 +125,14 @@ pub async fn look(turn: &Turn, config: &RouterConfig) -> Result<Cluster, Cluster
     for worker in &config.workers {
         fleet.configure(worker.clone(), Instant::now());
     }
+    for pool in &config.pools.targets {
+        fleet.configure(pool.spec.clone(), Instant::now());
+    }
+    fleet.set_pools(config.pools.pools.clone());
     let workers = Bucket::new(link.clone(), &subjects.workers_bucket());
-    read_workers(&workers, &mut fleet, &mut notes).await.map_err(|e| unreadable(&workers, e))?;
+    if config.pools.level == Level::Worker {
+        read_workers(&workers, &mut fleet, &mut notes).await.map_err(|e| unreadable(&workers, e))?;
+    }
     let pins = Bucket::new(link, &subjects.pins_bucket());
     let info = pins.info().await.map_err(|e| unreadable(&pins, e))?;
     let mut mirror = Mirror::new(if info.max_age.is_zero() { Duration::MAX } else { info.max_age });
@@ -306,6 +312,7 @@ fn judge(
         worker_hint: turn.head.worker_hint.as_deref().map(Into::into),
         rank_hint: turn.head.rank_hint.clone(),
         pool: turn.head.pool.as_deref().map(Into::into),
+        home: None,
         excluded: Vec::new(),
     };
     let rules = Rules { mode: config.affinity, policy: config.policy, rank_choice: config.rank_choice };

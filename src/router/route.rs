@@ -7,6 +7,7 @@ use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::sync::watch;
 
 use super::alias::Alias;
+use super::answers::Answers;
 use super::derived::Continued;
 use super::later::Later;
 use super::live::{Mail, Resting, Seq};
@@ -42,6 +43,10 @@ pub struct Request {
     pub(super) keys: Keys,
     pub(super) prefixes: Option<Prefixes>,
     pub(super) message: Message,
+    /// Whom it is answered to.
+    pub(super) answers: Answers,
+    /// Whether what it says of its tenant and priority is believed.
+    pub(super) trusted: bool,
     /// The alias that it has named.
     pub(super) alias: Option<Alias>,
     pub(super) priority: i32,
@@ -84,8 +89,8 @@ enum Attempted {
     Accepted,
     /// The request has ended, in this way.
     Ended(Finished),
-    /// The worker has not taken it.
-    Failed(Failure),
+    /// The worker has not taken it; with the error that its frontend is told where nobody else takes it, if that is known.
+    Failed(Failure, Option<RouteError>),
     /// The worker refuses it for good.
     Refused(Rejection),
 }
@@ -101,7 +106,10 @@ pub fn start(resting: Resting, mail: UnboundedReceiver<Mail>) {
 async fn serve(mut request: Request, stage: Stage) {
     let outcome = request.run(stage).await;
     match outcome {
-        Ok(finished) => request.router.metrics.finished(&finished),
+        Ok(finished) => {
+            request.router.metrics.finished(&finished);
+            request.tell_finished(&finished);
+        }
         // What happens rarely is boxed here and below: each request's future stays small.
         Err(error) => Box::pin(request.fail(&error)).await,
     }
@@ -135,8 +143,8 @@ impl Request {
                         self.keep_response(&decision, &finished);
                         return Ok(finished);
                     }
-                    Attempted::Failed(failure) => {
-                        Box::pin(self.learn(&decision, failure)).await?;
+                    Attempted::Failed(failure, told) => {
+                        Box::pin(self.learn(&decision, failure, told)).await?;
                         Stage::Placing(None)
                     }
                     Attempted::Refused(rejection) => return Err(relayed(rejection)),
@@ -154,7 +162,7 @@ impl Request {
 
     async fn fail(&mut self, error: &RouteError) {
         self.give_back_pin().await;
-        self.router.answer(&self.id, self.message.reply(), error);
+        self.router.end_in_error(&self.id, &self.answers, error);
     }
 
     /// Finds a placement, and makes its pin where one is made before the dispatch. The request is counted there from
@@ -277,7 +285,7 @@ impl Request {
     }
 
     /// Waits for the worker's word.
-    async fn hear(&mut self, decision: &Decision, until: Instant) -> Result<Attempted, RouteError> {
+    async fn hear(&mut self, decision: &Decision, mut until: Instant) -> Result<Attempted, RouteError> {
         loop {
             let Some(mail) = self.next_mail_dispatched(until, decision).await? else {
                 return self.silent(decision);
@@ -302,9 +310,10 @@ impl Request {
                     return Ok(Attempted::Ended(Finished::outcome(outcome)));
                 }
                 Mail::NoResponders | Mail::WorkerLost if self.cancelled => return Err(RouteError::Cancelled),
-                Mail::NoResponders | Mail::WorkerLost => return Ok(Attempted::Failed(Failure::NoResponders)),
+                Mail::NoResponders | Mail::WorkerLost => return Ok(Attempted::Failed(Failure::NoResponders, None)),
                 Mail::Rejected(_) if self.cancelled => return Err(RouteError::Cancelled),
-                Mail::Rejected(rejection) => return Ok(refusal(*rejection)),
+                Mail::Rejected(rejection) => return Ok(self.refusal(*rejection)),
+                Mail::Taken => until = self.accept_until,
                 Mail::Cancelled => {
                     self.cancelled = true;
                     self.cancel_at_worker(decision);
@@ -321,7 +330,7 @@ impl Request {
     /// The worker said nothing in time.
     fn silent(&mut self, decision: &Decision) -> Result<Attempted, RouteError> {
         self.give_up(decision);
-        if self.cancelled { Err(RouteError::Cancelled) } else { Ok(Attempted::Failed(Failure::AcceptTimeout)) }
+        if self.cancelled { Err(RouteError::Cancelled) } else { Ok(Attempted::Failed(Failure::AcceptTimeout, None)) }
     }
 
     /// Stays with an accepted request to its end. `None`: the worker has refused it after all, before any reply.
@@ -342,8 +351,8 @@ impl Request {
                 Some(Mail::Rejected(_)) if self.cancelled => return Err(RouteError::Cancelled),
                 Some(Mail::Rejected(rejection)) => {
                     self.unsettle();
-                    match refusal(*rejection) {
-                        Attempted::Failed(failure) => Box::pin(self.learn(decision, failure)).await?,
+                    match self.refusal(*rejection) {
+                        Attempted::Failed(failure, told) => Box::pin(self.learn(decision, failure, told)).await?,
                         Attempted::Refused(rejection) => return Err(relayed(rejection)),
                         Attempted::Accepted | Attempted::Ended(_) => {}
                     }
@@ -355,6 +364,7 @@ impl Request {
                 }
                 Some(
                     Mail::Accepted
+                    | Mail::Taken
                     | Mail::NoResponders
                     | Mail::Answer(_)
                     | Mail::Granted(_)
@@ -368,9 +378,14 @@ impl Request {
     }
 
     /// Draws the consequence of a failed attempt for the next one.
-    async fn learn(&mut self, decision: &Decision, failure: Failure) -> Result<(), RouteError> {
+    async fn learn(
+        &mut self,
+        decision: &Decision,
+        failure: Failure,
+        told: Option<RouteError>,
+    ) -> Result<(), RouteError> {
         self.router.metrics.attempt_failed(failure);
-        self.last_failure = Some(self.failure_at(decision.placement.worker.as_str(), failure));
+        self.last_failure = told.or_else(|| Some(self.failure_at(decision.placement.worker.as_str(), failure)));
         match failure {
             Failure::NoResponders if self.router.reconnected_within(RECONNECT_GRACE) => {
                 return self.rest(GRACE_PAUSE).await;
@@ -381,13 +396,13 @@ impl Request {
             Failure::Overloaded => {
                 let now = Instant::now();
                 self.router.state().fleet.note_refused(decision.slot, decision.placement.rank, now);
-                if self.waits_for_pin(decision) {
+                if !self.router.is_global() && self.waits_for_pin(decision) {
                     // The rank counts as full for a moment: the request waits for it as for any that is.
                     return Ok(());
                 }
             }
             Failure::Draining => self.router.state().fleet.note_leaving(decision.slot, Instant::now()),
-            Failure::AcceptTimeout => {}
+            Failure::AcceptTimeout | Failure::NotThere => {}
         }
         let whole_worker = failure == Failure::Draining;
         self.ask.excluded.push(Excluded { placement: decision.placement.clone(), whole_worker, failure });
@@ -441,6 +456,7 @@ impl Request {
             Failure::Draining => RouteError::NoWorker(format!("worker {worker:?} takes no new requests")),
             Failure::Overloaded => self.overloaded(&format!("worker {worker:?} is overloaded")),
             Failure::AcceptTimeout => RouteError::AcceptTimeout(format!("worker {worker:?} was silent")),
+            Failure::NotThere => RouteError::NoWorker(format!("pool {worker:?} has not what the request asks for")),
         }
     }
 
@@ -452,14 +468,29 @@ impl Request {
         }
     }
 
+    /// What a refusal means for the request.
+    fn refusal(&self, rejection: Rejection) -> Attempted {
+        if self.router.is_global() {
+            return match Self::refused_by_pool(rejection) {
+                Ok((failure, told)) => Attempted::Failed(failure, Some(told)),
+                Err(rejection) => Attempted::Refused(rejection),
+            };
+        }
+        match rejection.status {
+            429 => Attempted::Failed(Failure::Overloaded, None),
+            400..=499 => Attempted::Refused(rejection),
+            _ => Attempted::Failed(Failure::Draining, None),
+        }
+    }
+
     /// Whether the session is named: its first pin is made before the dispatch.
     pub(super) fn claims(&self) -> bool {
         self.router.rules.mode != AffinityMode::Off && self.ask.named()
     }
 }
 
-fn relayed(Rejection { status, code, message }: Rejection) -> RouteError {
-    RouteError::Relayed { status, code, message }
+pub(super) fn relayed(Rejection { status, code, message, retry_after_s }: Rejection) -> RouteError {
+    RouteError::Relayed { status, code, message, retry_after_s }
 }
 
 /// Mail that comes while the request is not dispatched.
@@ -472,18 +503,11 @@ pub(super) fn note(mail: &Mail) -> Result<(), RouteError> {
         | Mail::Displaced
         | Mail::NoResponders
         | Mail::Accepted
+        | Mail::Taken
         | Mail::Rejected(_)
         | Mail::Finished(_)
         | Mail::Answer(_)
         | Mail::WorkerLost => Ok(()),
-    }
-}
-
-fn refusal(rejection: Rejection) -> Attempted {
-    match rejection.status {
-        429 => Attempted::Failed(Failure::Overloaded),
-        400..=499 => Attempted::Refused(rejection),
-        _ => Attempted::Failed(Failure::Draining),
     }
 }
 

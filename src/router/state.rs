@@ -14,13 +14,13 @@ use super::live::{At, LiveRequests, Seq};
 use super::metrics::Metrics;
 use super::pinning::PinStore;
 use super::queue::Waiting;
-use crate::config::RouterConfig;
+use crate::config::{Level, RouterConfig};
 use crate::core::alias;
 use crate::core::ask::Ask;
 use crate::core::decide::{Decision, NoPlacement, Pin, Rules, decide};
 use crate::core::fleet::Fleet;
 use crate::core::hash::PinKey;
-use crate::core::id::WorkerId;
+use crate::core::id::{DEFAULT_POOL, Pool, WorkerId};
 use crate::core::mode::AffinityMode;
 use crate::core::pins::Mirror;
 use crate::core::queue::Queues;
@@ -145,12 +145,17 @@ impl Router {
         for worker in &config.workers {
             fleet.configure(worker.clone(), now);
         }
+        for pool in &config.pools.targets {
+            fleet.configure(pool.spec.clone(), now);
+        }
+        fleet.set_pools(config.pools.pools.clone());
         let state = State {
             fleet,
             mirror: Mirror::new(config.pin_ttl),
             mirror_fresh: config.affinity == AffinityMode::Off,
             pins_known: config.affinity == AffinityMode::Off,
-            fleet_known: false,
+            // Pools stand in the configuration.
+            fleet_known: config.pools.level == Level::Global,
             live: LiveRequests::default(),
             claims: HashMap::new(),
             queue: Queues::new(config.max_waiting),
@@ -250,7 +255,11 @@ impl State {
         rules: Rules,
         now: Instant,
     ) -> Result<Decision, NoPlacement> {
-        let pinned = find_pin(&self.mirror, keys, now).map(|(_, pin)| pin.placement.clone());
+        let pinned = find_pin(&self.mirror, keys, now).map(|(_, pin)| pin);
+        let home = pinned.and_then(|pin| self.lost_home(pin, ask, now));
+        let pinned = pinned.map(|pin| pin.placement.clone());
+        let at_home = home.map(|home| Ask { home: Some(home), ..ask.clone() });
+        let ask = at_home.as_ref().unwrap_or(ask);
         let pin = match &pinned {
             Some(placement) => Pin::At(placement),
             None if unreachable && ask.session.is_some() => Pin::Unreachable,
@@ -259,19 +268,31 @@ impl State {
         decide(ask, &mut self.fleet, pin, rules, now, &mut self.rng)
     }
 
+    /// The pool of a pin whose worker is gone: the session stays in it, where the configuration has pools.
+    fn lost_home(&self, pin: &crate::core::pins::Pin, ask: &Ask, now: Instant) -> Option<Pool> {
+        if self.fleet.pools().rules.is_empty() {
+            return None;
+        }
+        let home = pin.pool.clone().or_else(|| Pool::new(DEFAULT_POOL).ok());
+        let there = self.fleet.eligible_worker(&pin.placement.worker, &ask.model, now).is_some();
+        home.filter(|_| !there || !ask.excluded.is_empty())
+    }
+
     pub(super) fn revision(&self, keys: &Keys, now: Instant) -> u64 {
         keys.named().map_or(0, |key| self.mirror.revision(key, now))
     }
 
     pub(super) fn occupy(&mut self, seq: Seq, decision: &Decision) {
-        let plain = self.fleet.get(decision.slot).is_some_and(|worker| worker.spec.kind == WorkerKind::Plain);
+        let kind = self.fleet.get(decision.slot).map(|worker| worker.spec.kind);
         self.fleet.begin(decision.slot, decision.placement.rank);
         if let Some(live) = self.live.get_mut(seq) {
             live.at = Some(At {
                 slot: decision.slot,
                 rank: decision.placement.rank,
                 accepted: false,
-                plain,
+                plain: kind == Some(WorkerKind::Plain),
+                pool: kind == Some(WorkerKind::Pool),
+                heard: Instant::now(),
                 uncertain: None,
             });
         }

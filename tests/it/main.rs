@@ -11,6 +11,7 @@ mod fuzzing;
 mod golden;
 mod golden_bodies;
 mod link;
+mod pools;
 mod replay;
 mod router;
 mod schemas;

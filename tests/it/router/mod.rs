@@ -13,6 +13,7 @@ mod hints;
 mod hostile;
 mod hostile_bodies;
 mod leave;
+mod levels;
 mod lost;
 mod outage;
 mod overload;
