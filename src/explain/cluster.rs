@@ -19,6 +19,7 @@ use crate::core::hash::PinKey;
 use crate::core::id::{DpRank, Origin};
 use crate::core::mode::{AffinityMode, PolicyKind};
 use crate::core::pins::Mirror;
+use crate::core::pool::PoolPolicy;
 use crate::nats::bucket::{Bucket, Unreachable, Watched};
 use crate::nats::{ConnectError, Link, LinkOptions, Subscriptions};
 use crate::wire::identity::Identity;
@@ -335,7 +336,10 @@ fn judge(
         && open > 1
         && decision.cause != Some(crate::core::decide::Cause::Siblings)
     {
-        notes.push(turns(config.policy, open));
+        notes.extend(pools(config));
+        if config.pools.level == Level::Worker {
+            notes.push(turns(config.policy, open));
+        }
     }
     Cluster {
         looked_up: keys.len(),
@@ -392,6 +396,19 @@ impl Load {
             kv_used_percent: blocks.map(|blocks| used.saturating_mul(100) / blocks),
         }
     }
+}
+
+/// How a pool is chosen before a worker in it is.
+fn pools(config: &RouterConfig) -> Option<String> {
+    let pools = &config.pools.pools;
+    let names = pools.rules.iter().map(|rule| rule.name.as_str()).collect::<Vec<_>>().join(", ");
+    let how = match pools.policy {
+        PoolPolicy::Affinity => "by the session's hash and their weights, without a session by chance",
+        PoolPolicy::Weighted => "by chance and their weights",
+        PoolPolicy::Priority => "the first that has room",
+    };
+    (!names.is_empty())
+        .then(|| format!("its pool is chosen first, of {names}: {how}; those above spill_over come last"))
 }
 
 fn turns(policy: PolicyKind, open: usize) -> String {

@@ -6,7 +6,6 @@ use std::time::Duration;
 
 use super::route::Request;
 use super::state::{Router, unix_ms};
-use crate::config::Level;
 use crate::core::error::RouteError;
 use crate::core::id::{Model, RequestId};
 use crate::nats::{Block, Lines, Message, Payload};
@@ -161,10 +160,6 @@ impl Request {
 
     /// A worker has the request.
     pub(super) fn tell_accepted(&mut self) {
-        if self.router.config.pools.level == Level::Global {
-            // From now on the pool's router keeps it.
-            self.deadline = None;
-        }
         if let Some(above) = self.answers.above.as_mut().filter(|above| !above.accepted) {
             above.accepted = true;
             let events_to = Arc::clone(&above.events_to);

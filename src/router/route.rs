@@ -336,7 +336,8 @@ impl Request {
     /// Stays with an accepted request to its end. `None`: the worker has refused it after all, before any reply.
     async fn follow(&mut self, decision: &Decision) -> Result<Option<Finished>, RouteError> {
         loop {
-            let mail = match self.deadline {
+            // That of a request in a pool is kept by the pool's router from now on.
+            let mail = match self.deadline.filter(|_| !self.router.is_global()) {
                 Some((at, _)) => self.next_mail_dispatched(at, decision).await?,
                 None => self.mail().recv().await,
             };

@@ -22,6 +22,7 @@ mod pins;
 mod placement;
 mod plain;
 mod policies;
+mod pooled;
 mod queue;
 mod soft;
 mod sources;
