@@ -80,6 +80,7 @@ fn ask(session: Session) -> Ask {
         worker_hint: None,
         rank_hint: None,
         pool: None,
+        home: None,
         excluded: Vec::new(),
         prompt: Prompt::default(),
     }
@@ -95,7 +96,7 @@ fn decisions(criterion: &mut Criterion) {
         let spec = worker(n % WORKERS);
         let rank = DpRank(spec.ranks.start().0 + u16::try_from(n % RANKS).expect("few"));
         let placement = Placement { worker: spec.id, rank: Some(rank) };
-        let pin = Stored { placement, origin: Origin::Named, root: None, shared: false };
+        let pin = Stored { placement, origin: Origin::Named, root: None, shared: false, pool: None };
         mirror.handle_value(key, u64::from(n) + 1, Some(pin), now);
     }
     let rules = |policy| Rules { mode: AffinityMode::Hard, policy, rank_choice: RankChoice::Hash };

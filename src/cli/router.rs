@@ -27,6 +27,13 @@ Examples:
   rankpin router --nats-url nats://nats-1:4222,nats://nats-2:4222 --listen 0.0.0.0:9464
   rankpin router --affinity off --policy random
   RANKPIN_PIN_TTL=30m rankpin router --config rankpin.toml
+  rankpin router --level global --config global.toml
+
+Pools below a router at the global level, in global.toml:
+  [[pool]]
+  name = \"eu\"
+  namespace = \"eu\"          # of the pool's own routers
+  max_inflight = 500        # these and weight, spill_over, models and trusted are optional
 
 One name for several models, and workers that can't register themselves, in rankpin.toml:
   pin_ttl = \"30m\"

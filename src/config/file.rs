@@ -17,6 +17,20 @@ pub(super) struct ConfigFile {
     settings: BTreeMap<&'static str, Given>,
     workers: Vec<Table<WorkerEntry>>,
     aliases: Vec<Table<AliasEntry>>,
+    pools: Vec<Table<PoolEntry>>,
+}
+
+/// A pool.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct PoolEntry {
+    pub(super) name: String,
+    pub(super) weight: Option<f64>,
+    pub(super) spill_over: Option<String>,
+    pub(super) namespace: Option<String>,
+    pub(super) trusted: Option<bool>,
+    pub(super) max_inflight: Option<u32>,
+    pub(super) models: Option<Vec<String>>,
 }
 
 /// A table of a list of tables, and where it begins.
@@ -81,6 +95,10 @@ impl ConfigFile {
                     file.aliases = tables(&place, "alias", at, value)?;
                     continue;
                 }
+                "pool" => {
+                    file.pools = tables(&place, "pool", at, value)?;
+                    continue;
+                }
                 _ => {}
             }
             match value.get_ref().as_table() {
@@ -127,6 +145,11 @@ impl ConfigFile {
         &self.workers
     }
 
+    /// The `[[pool]]` tables.
+    pub(super) fn pools(&self) -> &[Table<PoolEntry>] {
+        &self.pools
+    }
+
     /// The `[[alias]]` tables.
     pub(super) fn aliases(&self) -> &[Table<AliasEntry>] {
         &self.aliases
@@ -156,7 +179,9 @@ fn unknown(key: &str) -> String {
     let near = key.replace('-', "_").to_ascii_lowercase();
     match known.iter().find(|known| **known == near) {
         Some(meant) => format!("there is no setting {key}; write {meant}"),
-        None => format!("there is no setting {key}; there are {}, [[worker]] and [[alias]]", known.join(", ")),
+        None => {
+            format!("there is no setting {key}; there are {}, [[worker]], [[alias]] and [[pool]]", known.join(", "))
+        }
     }
 }
 

@@ -7,6 +7,7 @@ mod alias;
 mod file;
 mod jobs;
 mod overload;
+mod pool;
 mod session;
 mod setting;
 mod weighing;
@@ -28,6 +29,7 @@ use crate::telemetry::logging::LogFormat;
 
 pub use jobs::JobsConfig;
 pub use overload::MAX_WAITING;
+pub use pool::{Level, PoolConfig, PoolTarget};
 use setting::Sources;
 pub use setting::{CONFIG, Given, Origin, SETTINGS, Setting};
 
@@ -82,6 +84,8 @@ pub struct RouterConfig {
     pub workers: Vec<WorkerSpec>,
     /// Names that stand for several models.
     pub aliases: Aliases,
+    /// Pools, and whether requests are placed on them or on workers.
+    pub pools: PoolConfig,
 }
 
 /// Where health and metrics are served over HTTP.
@@ -204,6 +208,7 @@ pub fn resolve(flags: &Flags, environment: &dyn Fn(&str) -> Option<String>) -> R
         frontends: choice(&sources.get(&setting::UNTRUSTED_FRONTENDS), &UNTRUSTED)?,
         workers: worker::all(sources.workers(), &namespace)?,
         aliases: alias::all(sources.aliases())?,
+        pools: pool::read(&sources, &namespace)?,
         namespace,
     };
     refuse_what_has_no_effect(&sources, &config)?;
@@ -237,6 +242,7 @@ fn refuse_what_has_no_effect(sources: &Sources<'_>, config: &RouterConfig) -> Re
         }
     }
     jobs::refuse_what_has_no_effect(sources, &config.jobs)?;
+    pool::refuse_what_has_no_effect(sources, &config.pools)?;
     let has_login = config.nats_url.split(',').any(|url| url.contains('@'));
     if let (true, Some(given)) = (has_login, sources.find(&setting::CREDS)) {
         return Err(given.no_effect("nats_url holds a login; leave one of the two out"));

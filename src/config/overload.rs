@@ -27,9 +27,13 @@ fn unless_off<T>(given: &Given, parse: impl Fn(&Given) -> Result<T, ConfigError>
 }
 
 fn percent(given: &Given) -> Result<u32, ConfigError> {
-    let digits = given.text.strip_suffix('%').filter(|digits| digits.bytes().all(|byte| byte.is_ascii_digit()));
-    let percent = digits.and_then(|digits| digits.parse().ok()).filter(|percent| (1..=100).contains(percent));
-    percent.ok_or_else(|| given.refuse("allowed are 1% to 100%, and off".into()))
+    parse_percent(&given.text).ok_or_else(|| given.refuse("allowed are 1% to 100%, and off".into()))
+}
+
+/// A share, from `1%` to `100%`.
+pub(super) fn parse_percent(text: &str) -> Option<u32> {
+    let digits = text.strip_suffix('%').filter(|digits| digits.bytes().all(|byte| byte.is_ascii_digit()));
+    digits?.parse().ok().filter(|percent| (1..=100).contains(percent))
 }
 
 fn queued(given: &Given) -> Result<u32, ConfigError> {

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::file::{AliasEntry, ConfigFile, Table, WorkerEntry};
+use super::file::{AliasEntry, ConfigFile, PoolEntry, Table, WorkerEntry};
 use super::{ConfigError, Flags};
 
 /// One setting.
@@ -54,7 +54,7 @@ pub static CONFIG: Setting = Setting {
     value: "FILE",
     default: None,
     also: &[],
-    help: "TOML file with settings, keys as the flags with _ for -, and [[worker]] and [[alias]] tables",
+    help: "TOML file with settings, keys as the flags with _ for -, and [[worker]], [[alias]] and [[pool]] tables",
 };
 
 pub(super) static NATS_URL: Setting = Setting {
@@ -70,6 +70,19 @@ pub(super) static CREDS: Setting =
     Setting { key: "creds", value: "FILE", default: None, also: &["NATS_CREDS"], help: "Credentials file for NATS" };
 pub(super) static NAMESPACE: Setting =
     Setting::new("namespace", "NAME", "rankpin", "First token of every subject, and prefix of the buckets");
+pub(super) static LEVEL: Setting = Setting::new(
+    "level",
+    "worker|global",
+    "worker",
+    "What this router places requests on: workers, or pools ([[pool]]), whose own routers place them on workers",
+);
+pub(super) static POOL_POLICY: Setting = Setting::new(
+    "pool_policy",
+    "NAME",
+    "affinity",
+    "How a new session gets its pool ([[pool]]): affinity (by its hash and the weights), weighted (by chance), priority \
+     (the first in the file that has room)",
+);
 pub(super) static POLICY: Setting = Setting::new(
     "policy",
     "NAME",
@@ -260,10 +273,12 @@ pub(super) static JOBS_DUPLICATE_WINDOW: Setting = Setting::new(
 );
 
 /// All settings that may stand in the file, in the order of the help.
-pub static SETTINGS: [&Setting; 34] = [
+pub static SETTINGS: [&Setting; 36] = [
     &NATS_URL,
     &CREDS,
     &NAMESPACE,
+    &LEVEL,
+    &POOL_POLICY,
     &POLICY,
     &RANK_CHOICE,
     &KV_PREFILL_WEIGHT,
@@ -389,6 +404,11 @@ impl<'a> Sources<'a> {
     /// The `[[worker]]` tables of the file.
     pub(super) fn workers(&self) -> &[Table<WorkerEntry>] {
         self.file.workers()
+    }
+
+    /// The `[[pool]]` tables of the file.
+    pub(super) fn pools(&self) -> &[Table<PoolEntry>] {
+        self.file.pools()
     }
 
     /// The `[[alias]]` tables of the file.

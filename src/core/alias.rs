@@ -5,10 +5,9 @@ use std::collections::BTreeMap;
 use std::time::Instant;
 
 use rand::{Rng, RngExt as _};
-use xxhash_rust::xxh3::Xxh3;
 
 use super::fleet::Fleet;
-use super::hash::PinKey;
+use super::hash::{self, PinKey};
 use super::id::{Model, SessionId};
 use super::pins::Mirror;
 
@@ -87,22 +86,9 @@ fn pick(targets: &[(usize, &Target)], by: Option<&SessionId>, rng: &mut dyn Rng)
 }
 
 fn nearest(targets: &[(usize, &Target)], session: &SessionId) -> Option<usize> {
-    let score = |target: &Target| distance(&target.model, session) / target.weight;
+    let score = |target: &Target| hash::distance(target.model.as_str(), session) / target.weight;
     let nearest = targets.iter().min_by(|(_, a), (_, b)| score(a).total_cmp(&score(b)));
     nearest.map(|(index, _)| *index)
-}
-
-/// Weighted rendezvous hashing: of `-ln(u) / weight` with `u` from `xxh3_64(model 0x00 session id)`, the least wins. Where
-/// one weight changes, only sessions from or to that model move.
-fn distance(model: &Model, session: &SessionId) -> f64 {
-    let mut hasher = Xxh3::new();
-    hasher.update(model.as_str().as_bytes());
-    hasher.update(&[0]);
-    hasher.update(session.as_str().as_bytes());
-    // The upper 53 bits are exact as a float; never 0.
-    #[expect(clippy::cast_precision_loss, reason = "see above")]
-    let uniform = ((hasher.digest() >> 11) as f64 + 0.5) / (1_u64 << 53) as f64;
-    -uniform.ln()
 }
 
 fn by_chance(targets: &[(usize, &Target)], rng: &mut dyn Rng) -> Option<usize> {
@@ -181,7 +167,7 @@ mod tests {
             .map(|n| chosen(&targets, &format!("s{n}"), &fleet, now).expect("both are served").to_string())
             .collect();
         assert_eq!(told, "00000000010000010000000000000010");
-        assert!((distance(&model("a"), &named("s0").id) - 0.633_545_294_317_109_6).abs() < 1e-12);
+        assert!((hash::distance("a", &named("s0").id) - 0.633_545_294_317_109_6).abs() < 1e-12);
     }
 
     #[test]
@@ -209,7 +195,7 @@ mod tests {
         let session = named("s").id;
         let asked = Asked { targets: &targets, keys: &keys, by: Some(&session) };
         let mut mirror = empty();
-        let pin = |shared| Pin { placement: at("w", None), origin: Origin::Derived, root: None, shared };
+        let pin = |shared| Pin { placement: at("w", None), origin: Origin::Derived, root: None, shared, pool: None };
         let chosen = |mirror: &Mirror| choose(asked, &fleet, mirror, now, &mut rng()).expect("both are served");
         assert_eq!(chosen(&mirror), Choice { index: 1, pinned: false });
         mirror.handle_value(key("a", "1"), 1, Some(pin(false)), now);
@@ -235,7 +221,7 @@ mod tests {
         let session = named("s").id;
         let keys = [vec![PinKey::of("", "a", "s")], vec![PinKey::of("", "b", "s")]];
         let mut mirror = empty();
-        let pin = Pin { placement: at("a", None), origin: Origin::Named, root: None, shared: false };
+        let pin = Pin { placement: at("a", None), origin: Origin::Named, root: None, shared: false, pool: None };
         mirror.handle_value(keys[0][0], 1, Some(pin), now);
         let asked = Asked { targets: &targets, keys: &keys, by: Some(&session) };
         let choice = choose(asked, &fleet, &mirror, now, &mut rng());

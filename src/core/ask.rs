@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::id::{DpRank, Model, Origin, Placement, SessionId, Tenant, WorkerId};
+use super::id::{DpRank, Model, Origin, Placement, Pool, SessionId, Tenant, WorkerId};
 use super::kv::Prompt;
 use super::session::Session;
 
@@ -32,6 +32,8 @@ pub struct Ask {
     pub rank_hint: Option<RankHint>,
     /// The pool wanted, as it came.
     pub pool: Option<Arc<str>>,
+    /// The pool in which the session is pinned, where its worker is gone.
+    pub home: Option<Pool>,
     /// Placements that failed this request.
     pub excluded: Vec<Excluded>,
     /// How long its prompt is; with policy `kv` also where its prefixes end.
@@ -60,6 +62,8 @@ pub enum Failure {
     Overloaded,
     /// It refused with 503.
     Draining,
+    /// A pool refused what another one may take: it does not serve the model, or has not the worker or rank asked for.
+    NotThere,
 }
 
 impl Ask {

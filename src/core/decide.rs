@@ -12,9 +12,10 @@ use super::candidates::{Candidate, Candidates};
 use super::error::RouteError;
 use super::fleet::{Fleet, Worker, WorkerSlot};
 use super::hash;
-use super::id::{DpRank, Origin, Placement};
+use super::id::{DpRank, Origin, Placement, Pool};
 use super::mode::{AffinityMode, PolicyKind, RankChoice};
 use super::policy;
+use super::pool;
 use super::session::Session;
 
 mod balance;
@@ -68,6 +69,8 @@ pub enum Cause {
     BucketUnreachable,
     /// The session is derived from the conversation.
     Derived,
+    /// The pool where it was tried has not what it asks for.
+    NotThere,
     /// The session names a parent, and was placed where its siblings are.
     Siblings,
     /// The placement where it was has more than its share of the fleet's recent work.
@@ -382,6 +385,7 @@ impl<'a> View<'a> {
         let Some(candidates) = with(Opening::Free).or_else(|| with(Opening::Leaving)) else {
             return Err(NoPlacement::Wait(WaitFor::Any));
         };
+        let candidates = self.in_one_pool(candidates, rng);
         let chosen = if unreachable { self.rendezvous(&candidates) } else { None }
             .unwrap_or_else(|| policy::pick(self.rules.policy, &candidates, rng));
         let rank = if chosen.by_load { self.least_loaded_rank(chosen.worker) } else { chosen.rank };
@@ -392,6 +396,25 @@ impl<'a> View<'a> {
             cause,
             pin: self.pin_step(pinned, unreachable),
         })
+    }
+
+    /// The candidates of the pool that the session is in, or that is chosen for it.
+    fn in_one_pool(&self, candidates: Candidates<'a>, rng: &mut dyn Rng) -> Candidates<'a> {
+        let session = self.ask.session.as_ref().map(|session| &session.id);
+        let asked = pool::Asked { home: self.ask.home.as_ref(), session };
+        self.fleet.pools().narrow(candidates, asked, |pool| self.usage_of(pool), rng)
+    }
+
+    /// The share of a pool's capacity that is in use, where each of its workers has a limit.
+    fn usage_of(&self, pool: &Pool) -> Option<f64> {
+        let (mut load, mut room) = (0, 0);
+        for (_, worker) in self.eligible().filter(|(_, worker)| worker.spec.pool == *pool) {
+            room += u64::from(worker.spec.max_inflight?) * u64::from(worker.spec.ranks.size());
+            load += worker.load_now(self.now);
+        }
+        #[expect(clippy::cast_precision_loss, reason = "counts of requests are far below 2^53")]
+        let share = load as f64 / room as f64;
+        (room > 0).then_some(share)
     }
 
     /// Every placement that is allowed and has not failed.
@@ -523,6 +546,7 @@ fn cause_of(excluded: &Excluded) -> Cause {
         Failure::NoResponders | Failure::AcceptTimeout => Cause::WorkerLost,
         Failure::Overloaded => Cause::Overload,
         Failure::Draining => Cause::Draining,
+        Failure::NotThere => Cause::NotThere,
     }
 }
 
@@ -575,6 +599,7 @@ impl Cause {
             Self::Completed => "completed",
             Self::BucketUnreachable => "bucket-unreachable",
             Self::Derived => "derived",
+            Self::NotThere => "not-there",
             Self::Siblings => "siblings",
             Self::Balance => "balance",
             Self::Cold => "cold",

@@ -87,6 +87,8 @@ pub enum RouteError {
         code: String,
         /// The worker's words.
         message: String,
+        /// Seconds after which another try is worth it, where it says so.
+        retry_after_s: Option<u32>,
     },
 }
 
@@ -143,6 +145,7 @@ impl RouteError {
     pub fn retry_after_s(&self) -> Option<u32> {
         match (self, self.status()) {
             (Self::Overloaded { retry_after_s, .. }, _) => Some(*retry_after_s),
+            (Self::Relayed { retry_after_s: Some(seconds), .. }, 429 | 503) => Some(*seconds),
             (_, 429 | 503) => Some(1),
             _ => None,
         }

@@ -11,6 +11,7 @@ use foldhash::fast::RandomState;
 use super::id::{DpRank, InstanceId, Model, WorkerId};
 use super::kv::Index;
 use super::load::Report;
+use super::pool::Pools;
 use super::weighing::Weighing;
 use super::worker::{WorkerKind, WorkerSpec, WorkerState};
 
@@ -142,6 +143,8 @@ pub struct Fleet {
     free: Vec<u32>,
     by_id: HashMap<WorkerId, u32, RandomState>,
     by_model: HashMap<Model, Vec<u32>, RandomState>,
+    /// Pools that serve any model.
+    for_any_model: Vec<u32>,
     known_models: HashMap<Model, Instant, RandomState>,
     /// Whose turn it was last, in turns of the whole fleet.
     turn: f64,
@@ -151,12 +154,24 @@ pub struct Fleet {
     index: Index,
     fading: Fading,
     weighing: Weighing,
+    /// How pools are chosen.
+    pools: Pools,
 }
 
 impl Fleet {
     /// Takes a worker from the configuration.
     pub fn configure(&mut self, spec: WorkerSpec, now: Instant) {
         self.insert(spec, Source::Configuration, now);
+    }
+
+    /// How pools are chosen from now on.
+    pub fn set_pools(&mut self, pools: Pools) {
+        self.pools = pools;
+    }
+
+    /// How pools are chosen.
+    pub fn pools(&self) -> &Pools {
+        &self.pools
     }
 
     /// A registration was put, `age` ago.
@@ -338,6 +353,7 @@ impl Fleet {
         let listed = self.by_model.get(model).map_or(&[][..], Vec::as_slice);
         listed
             .iter()
+            .chain(&self.for_any_model)
             .map(|&index| (self.slot_at(index), self.at(index).expect("models list workers that are there")))
             .filter(move |(_, worker)| worker.is_ready(now))
     }
@@ -345,17 +361,17 @@ impl Fleet {
     /// The worker of a name, where it may take requests for a model.
     pub fn eligible_worker(&self, id: &WorkerId, model: &Model, now: Instant) -> Option<(WorkerSlot, &Worker)> {
         let (slot, worker) = self.find(id.as_str())?;
-        (worker.is_ready(now) && worker.spec.models.binary_search(model).is_ok()).then_some((slot, worker))
+        (worker.is_ready(now) && worker.spec.serves(model)).then_some((slot, worker))
     }
 
     /// Whether anybody serves the model now, ready or not.
     pub fn serves(&self, model: &Model) -> bool {
-        self.by_model.contains_key(model)
+        self.by_model.contains_key(model) || !self.for_any_model.is_empty()
     }
 
     /// Whether a registration served the model within [`MODEL_KNOWN_FOR`].
     pub fn knows(&self, model: &Model, now: Instant) -> bool {
-        self.by_model.contains_key(model)
+        self.serves(model)
             || self.known_models.get(model).is_some_and(|seen| now.saturating_duration_since(*seen) <= MODEL_KNOWN_FOR)
     }
 
@@ -433,6 +449,9 @@ impl Fleet {
 
     fn list(&mut self, index: u32) {
         let models = self.at(index).map(|worker| worker.spec.models.clone()).unwrap_or_default();
+        if models.is_empty() && !self.for_any_model.contains(&index) {
+            self.for_any_model.push(index);
+        }
         for model in models {
             let listed = self.by_model.entry(model).or_default();
             if !listed.contains(&index) {
@@ -443,6 +462,7 @@ impl Fleet {
 
     fn unlist(&mut self, index: u32) {
         let models = self.at(index).map(|worker| worker.spec.models.clone()).unwrap_or_default();
+        self.for_any_model.retain(|other| *other != index);
         for model in models {
             if let Some(listed) = self.by_model.get_mut(&model) {
                 listed.retain(|other| *other != index);

@@ -106,6 +106,19 @@ pub fn rendezvous(worker: &WorkerId, session: &SessionId) -> u64 {
     hasher.digest()
 }
 
+/// Weighted rendezvous hashing: of `-ln(u) / weight`, with `u` from `xxh3_64(name 0x00 session id)`, the least wins. Where
+/// one weight changes, only sessions from or to that name move (protocol sections 3.3 and 5.1).
+pub fn distance(name: &str, session: &SessionId) -> f64 {
+    let mut hasher = Xxh3::new();
+    hasher.update(name.as_bytes());
+    hasher.update(&[0]);
+    hasher.update(session.as_str().as_bytes());
+    // The upper 53 bits are exact as a float; with a half added never 0.
+    #[expect(clippy::cast_precision_loss, reason = "see above")]
+    let uniform = ((hasher.digest() >> 11) as f64 + 0.5) / (1_u64 << 53) as f64;
+    -uniform.ln()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -175,6 +175,9 @@ impl Model {
     }
 }
 
+/// The pool of workers that name none.
+pub const DEFAULT_POOL: &str = "default";
+
 impl Pool {
     /// Checks and takes a pool name.
     pub fn new(text: &str) -> Result<Self, NameError> {

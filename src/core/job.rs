@@ -98,7 +98,8 @@ mod tests {
     #[test]
     fn each_error_has_its_fate() {
         use Attempts::{NoneFailed, OneFailed};
-        let relayed = |status| RouteError::Relayed { status, code: "c".into(), message: "m".into() };
+        let relayed =
+            |status| RouteError::Relayed { status, code: "c".into(), message: "m".into(), retry_after_s: None };
         for (error, attempts, expected) in [
             (RouteError::InvalidRequest("x".into()), NoneFailed, Fate::Final),
             (RouteError::UnknownPool { pool: "p".into(), model: "m".into() }, NoneFailed, Fate::Final),

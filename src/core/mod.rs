@@ -17,6 +17,7 @@ pub mod load;
 pub mod mode;
 pub mod pins;
 pub mod policy;
+pub mod pool;
 pub mod queue;
 pub mod session;
 pub mod weighing;

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use foldhash::fast::RandomState;
 
 use super::hash::PinKey;
-use super::id::{Origin, Placement};
+use super::id::{Origin, Placement, Pool};
 
 /// Most pins mirrored. Beyond, a session's pin is found by the claim that loses to it: slower, and still right.
 pub const MAX_MIRRORED: usize = 8_388_608;
@@ -22,6 +22,8 @@ pub struct Pin {
     pub root: Option<Box<str>>,
     /// Of a derived session: several conversations begin so.
     pub shared: bool,
+    /// The pool that the worker is in, where that is known and not the default one.
+    pub pool: Option<Pool>,
 }
 
 /// What stands under a key.
@@ -189,7 +191,7 @@ mod tests {
     }
 
     fn pin(worker: &str) -> Option<Pin> {
-        Some(Pin { placement: at(worker, Some(1)), origin: Origin::Named, root: None, shared: false })
+        Some(Pin { placement: at(worker, Some(1)), origin: Origin::Named, root: None, shared: false, pool: None })
     }
 
     fn derived(shared: bool) -> Option<Pin> {

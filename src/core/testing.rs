@@ -70,6 +70,7 @@ pub fn ask() -> Ask {
         worker_hint: None,
         rank_hint: None,
         pool: None,
+        home: None,
         excluded: Vec::new(),
         prompt: Prompt::default(),
     }

@@ -11,7 +11,7 @@ pub struct WorkerSpec {
     pub id: WorkerId,
     /// Its process.
     pub instance: InstanceId,
-    /// The models it serves, sorted; never empty.
+    /// The models it serves, sorted; empty only of a pool that serves any.
     pub models: Vec<Model>,
     /// Its pool.
     pub pool: Pool,
@@ -51,4 +51,13 @@ pub enum WorkerKind {
     Native,
     /// One answer on the reply subject, as any NATS service gives.
     Plain,
+    /// The routers of a pool, to a router at the global level: the events of section 6, over requests (section 6.3).
+    Pool,
+}
+
+impl WorkerSpec {
+    /// Whether it serves a model.
+    pub fn serves(&self, model: &Model) -> bool {
+        self.models.is_empty() || self.models.binary_search(model).is_ok()
+    }
 }

@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use super::show;
 use super::turn::Turn;
-use crate::config::RouterConfig;
+use crate::config::{Level, RouterConfig};
 use crate::core::alias::{self, Asked, Choice};
 use crate::core::ask::Ask;
 use crate::core::decide::survey::{Standing, Surveyed, survey};
@@ -20,6 +20,7 @@ use crate::core::id::{DpRank, Origin};
 use crate::core::kv::Prompt;
 use crate::core::mode::{AffinityMode, PolicyKind};
 use crate::core::pins::Mirror;
+use crate::core::pool::PoolPolicy;
 use crate::nats::bucket::{Bucket, Unreachable, Watched};
 use crate::nats::{ConnectError, Link, LinkOptions, Subscriptions};
 use crate::wire::identity::Identity;
@@ -126,8 +127,14 @@ pub async fn look(turn: &Turn, config: &RouterConfig) -> Result<Cluster, Cluster
     for worker in &config.workers {
         fleet.configure(worker.clone(), Instant::now());
     }
+    for pool in &config.pools.targets {
+        fleet.configure(pool.spec.clone(), Instant::now());
+    }
+    fleet.set_pools(config.pools.pools.clone());
     let workers = Bucket::new(link.clone(), &subjects.workers_bucket());
-    read_workers(&workers, &mut fleet, &mut notes).await.map_err(|e| unreadable(&workers, e))?;
+    if config.pools.level == Level::Worker {
+        read_workers(&workers, &mut fleet, &mut notes).await.map_err(|e| unreadable(&workers, e))?;
+    }
     let pins = Bucket::new(link, &subjects.pins_bucket());
     let info = pins.info().await.map_err(|e| unreadable(&pins, e))?;
     let mut mirror = Mirror::new(if info.max_age.is_zero() { Duration::MAX } else { info.max_age });
@@ -307,6 +314,7 @@ fn judge(
         worker_hint: turn.head.worker_hint.as_deref().map(Into::into),
         rank_hint: turn.head.rank_hint.clone(),
         pool: turn.head.pool.as_deref().map(Into::into),
+        home: None,
         excluded: Vec::new(),
         prompt: Prompt::default(),
     };
@@ -330,7 +338,10 @@ fn judge(
         && open > 1
         && decision.cause != Some(crate::core::decide::Cause::Siblings)
     {
-        notes.push(turns(config.policy, open));
+        notes.extend(pools(config));
+        if config.pools.level == Level::Worker {
+            notes.push(turns(config.policy, open));
+        }
     }
     Cluster {
         looked_up: keys.len(),
@@ -387,6 +398,19 @@ impl Load {
             kv_used_percent: blocks.map(|blocks| used.saturating_mul(100) / blocks),
         }
     }
+}
+
+/// How a pool is chosen before a worker in it is.
+fn pools(config: &RouterConfig) -> Option<String> {
+    let pools = &config.pools.pools;
+    let names = pools.rules.iter().map(|rule| rule.name.as_str()).collect::<Vec<_>>().join(", ");
+    let how = match pools.policy {
+        PoolPolicy::Affinity => "by the session's hash and their weights, without a session by chance",
+        PoolPolicy::Weighted => "by chance and their weights",
+        PoolPolicy::Priority => "the first that has room",
+    };
+    (!names.is_empty())
+        .then(|| format!("its pool is chosen first, of {names}: {how}; those above spill_over come last"))
 }
 
 fn turns(policy: PolicyKind, open: usize) -> String {

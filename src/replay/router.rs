@@ -109,6 +109,7 @@ impl CoreRouter {
             worker_hint: None,
             rank_hint: None,
             pool: None,
+            home: None,
             excluded: Vec::new(),
             prompt: Prompt::new(if read { marks(asked.ids, self.block_tokens) } else { Vec::new() }, tokens),
         }
@@ -116,7 +117,7 @@ impl CoreRouter {
 
     fn remember(&mut self, key: PinKey, placement: &Placement, now: Instant) {
         self.revision += 1;
-        let pin = Stored { placement: placement.clone(), origin: Origin::Named, root: None, shared: false };
+        let pin = Stored { placement: placement.clone(), origin: Origin::Named, root: None, shared: false, pool: None };
         self.mirror.handle_own(key, self.revision, Some(pin), now);
     }
 

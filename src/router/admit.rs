@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::alias::{self, Alias};
+use super::answers::{Answers, Dropped};
 use super::jobs::JobPart;
 use super::live::Kind;
 use super::route::Request;
@@ -30,37 +31,55 @@ const MAX_HINT_SHOWN: usize = 80;
 /// `Ok(None)` a message that must not be answered.
 pub fn admit(router: &Arc<Router>, message: Message) -> Result<Option<Request>, Refused> {
     let now = Instant::now();
-    if let Some(reply) = message.reply()
-        && !router.may_reply_to(reply)
-    {
-        router.metrics.dropped_reply.inc();
-        return Ok(None);
-    }
-    let headers = match message.headers() {
-        Ok(headers) => headers,
-        Err(unsound) => return Err(refuse(made_id(), &message, unreadable(unsound))),
+    let headers = message.headers();
+    let known = headers.ok().map(|headers| (Known::read(headers.iter()), headers));
+    let answers = match Answers::read(router, &message, known.as_ref().map(|(known, headers)| (known, *headers))) {
+        Ok(answers) => answers,
+        Err(why) => {
+            match why {
+                Dropped::Reply => {
+                    router.metrics.dropped_reply.inc();
+                }
+                Dropped::Late => router.metrics.malformed("late_request"),
+            }
+            return Ok(None);
+        }
     };
-    let known = Known::read(headers.iter());
+    let (known, headers) = match (known, headers) {
+        (Some(known), _) => known,
+        (None, Ok(_)) => unreachable!("headers that can be read are known"),
+        (None, Err(unsound)) => return Err(Refused { id: made_id(), answers, error: unreadable(unsound) }),
+    };
     let id = match request::request_id(&known) {
         Ok(Some(id)) => id,
         Ok(None) => made_id(),
-        Err(error) => return Err(refuse(made_id(), &message, error)),
+        Err(error) => return Err(Refused { id: made_id(), answers, error }),
     };
     let subject = router.subjects.parse_request(message.subject());
-    let checked = check(router, &message, headers, &known, subject);
+    let checked = check(router, &message, headers, &known, subject, &answers);
     match checked {
-        Ok(checked) => take(router, message, id, checked, None, now).map(Some),
-        Err(error) => Err(refuse(id, &message, error)),
+        Ok(checked) => take(router, message, id, (checked, answers), None, now).map(Some),
+        Err(error) => Err(Refused { id, answers, error }),
     }
 }
 
 impl Router {
     /// Whether a frontend may have replies there: under an allowed prefix, no wildcards, and not a router's own inbox,
     /// where replies would pass for events.
-    fn may_reply_to(&self, reply: &str) -> bool {
+    pub(super) fn may_reply_to(&self, reply: &str) -> bool {
         self.config.reply_prefixes.iter().any(|prefix| reply.starts_with(prefix.as_str()))
             && !reply.contains(['*', '>'])
             && !reply.starts_with(&self.inbox_prefix)
+    }
+
+    /// Whether the headers marked * in protocol section 3 are believed on this subject.
+    pub(super) fn trusts(&self, subject: &str) -> bool {
+        match self.config.frontends {
+            FrontendTrust::Everywhere => true,
+            FrontendTrust::TrustedSubjectOnly => {
+                self.subjects.parse_request(subject).is_some_and(|parsed| parsed.trusted)
+            }
+        }
     }
 }
 
@@ -69,18 +88,14 @@ impl Router {
 pub struct Refused {
     /// The id that it is answered under.
     pub id: RequestId,
-    /// Where the answer goes.
-    pub reply: Option<String>,
+    /// Whom it is answered to.
+    pub answers: Answers,
     /// Why.
     pub error: RouteError,
 }
 
 fn unreadable(unsound: Unsound) -> RouteError {
     RouteError::InvalidRequest(format!("the message's header block can't be read: {unsound}"))
-}
-
-fn refuse(id: RequestId, message: &Message, error: RouteError) -> Refused {
-    Refused { id, reply: message.reply().map(str::to_owned), error }
 }
 
 fn made_id() -> RequestId {
@@ -94,6 +109,7 @@ pub(super) struct Checked {
     prefixes: Option<Prefixes>,
     head: RequestHead,
     alias: Option<Alias>,
+    trusted: bool,
 }
 
 /// Finds what is wrong with a message, whose subject was taken apart.
@@ -103,14 +119,12 @@ pub(super) fn check(
     headers: Block<'_>,
     known: &Known<'_>,
     subject: Option<RequestSubject<'_>>,
+    answers: &Answers,
 ) -> Result<Checked, RouteError> {
     let subject = subject.ok_or_else(|| {
         RouteError::InvalidRequest(format!("the subject {:?} is none that takes requests", message.subject()))
     })?;
-    let trusted = match router.config.frontends {
-        FrontendTrust::Everywhere => true,
-        FrontendTrust::TrustedSubjectOnly => subject.trusted,
-    };
+    let trusted = router.trusts(message.subject());
     let sessions = router.rules.mode != AffinityMode::Off;
     let head = RequestHead::read(known, Reading { trusted, sessions })?;
     let named = subject.model.map(subject::decode_model).transpose();
@@ -119,20 +133,25 @@ pub(super) fn check(
     let prompts = if router.rules.policy == PolicyKind::Kv { Prompts::Read } else { Prompts::Unread };
     let identity = identity::find_and_read(&head, headers.iter(), message.payload(), named, sessions, prompts)?;
     let (identity, alias) = alias::resolve(router, &head.tenant, identity)?;
+    // What a router above has been asked for stays visible.
+    let asked_above = answers.above.as_ref().and_then(|above| above.alias.clone());
+    let alias = asked_above.map(Alias::passed_on).or(alias);
     let keys = keys(&identity, &head.tenant);
     let Identity { model, session, group, prefixes, prompt, source: _, elements: _, texts: _ } = identity;
     let ask = Ask {
         tenant: head.tenant.clone(),
         session,
         group,
-        worker_hint: head.worker_hint.as_deref().map(clip),
-        rank_hint: head.rank_hint.clone(),
+        // Of workers and ranks only the routers of a pool know.
+        worker_hint: head.worker_hint.as_deref().filter(|_| !router.is_global()).map(clip),
+        rank_hint: head.rank_hint.clone().filter(|_| !router.is_global()),
         pool: head.pool.as_deref().map(clip),
+        home: None,
         excluded: Vec::new(),
         prompt: prompt.unwrap_or_else(|| Prompt::of_bytes(message.payload().len())),
         model,
     };
-    Ok(Checked { ask, keys, prefixes, head, alias })
+    Ok(Checked { ask, keys, prefixes, head, alias, trusted })
 }
 
 fn keys(identity: &Identity, tenant: &Tenant) -> Keys {
@@ -165,7 +184,7 @@ pub(super) fn take(
     router: &Arc<Router>,
     message: Message,
     id: RequestId,
-    checked: Checked,
+    (checked, answers): (Checked, Answers),
     job: Option<JobPart>,
     now: Instant,
 ) -> Result<Request, Refused> {
@@ -177,9 +196,12 @@ pub(super) fn take(
     let Some(seq) = router.state().live.insert(id.clone(), message.size(), kind) else {
         let full = "the router has as many requests under way as it can hold; try again later";
         let full = router.overloaded(&checked.ask, &checked.keys, priority, full);
-        return Err(refuse(id, &message, full));
+        return Err(Refused { id, answers, error: full });
     };
-    let Checked { ask, keys, prefixes, head, alias } = checked;
+    let Checked { ask, keys, prefixes, head, alias, trusted } = checked;
+    if let Some(above) = &answers.above {
+        router.state().live.tell_of(seq, &above.events_to);
+    }
     let timeout = head.timeout_ms.map_or(router.config.request_timeout, |ms| Duration::from_millis(ms.into()));
     router.metrics.admitted.inc();
     Ok(Request {
@@ -191,11 +213,13 @@ pub(super) fn take(
         prefixes,
         message,
         alias,
+        trusted,
         priority,
         accept_until: now + timeout,
         deadline: head.deadline_ms.map(|ms| (now + Duration::from_millis(ms.into()), ms.into())),
         mail: None,
-        attempt: job.as_ref().map_or(0, JobPart::attempts_before),
+        attempt: job.as_ref().map_or_else(|| answers.first_attempt(), JobPart::attempts_before),
+        answers,
         job,
         basis: Basis::default(),
         continued: None,

@@ -20,6 +20,13 @@ pub struct Alias {
     others: Vec<(Model, PinKey)>,
 }
 
+impl Alias {
+    /// One that a router at the global level was asked for, and has led to a model.
+    pub fn passed_on(name: Model) -> Self {
+        Self { name, others: Vec::new() }
+    }
+}
+
 /// The request as one for the model that it gets.
 pub fn resolve(router: &Router, tenant: &Tenant, identity: Identity) -> Result<(Identity, Option<Alias>), RouteError> {
     let Some(targets) = router.config.aliases.get(&identity.model) else { return Ok((identity, None)) };

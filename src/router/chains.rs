@@ -55,6 +55,6 @@ impl Request {
     fn alias_value(&self, alias: &SessionId, placement: &Placement, root: &str) -> PinValue {
         let mut value = PinValue::new(&self.ask.tenant, &self.ask.model, alias, Origin::Derived, placement);
         value.root = Some(root.to_owned());
-        value
+        value.in_pool(self.router.pool_of(&placement.worker).as_ref())
     }
 }

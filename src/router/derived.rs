@@ -164,6 +164,6 @@ impl Request {
         let mut value = PinValue::new(&self.ask.tenant, &self.ask.model, &session, Origin::Derived, &write.placement);
         value.root = Some(write.root.clone());
         value.shared = write.shared;
-        value
+        value.in_pool(self.router.pool_of(&write.placement.worker).as_ref())
     }
 }

@@ -7,14 +7,15 @@ use super::state::{Router, unix_ms};
 use crate::core::decide::{Cause, Decision};
 use crate::core::error::RouteError;
 use crate::core::fleet::Worker;
-use crate::core::id::{Origin, Placement, RequestId, WorkerId};
+use crate::core::id::{Model, Origin, Placement, RequestId, WorkerId};
 use crate::core::worker::WorkerKind;
 use crate::nats::{Block, Lines, Message, Payload};
 use crate::wire::header;
 use crate::wire::reply::ErrorBody;
+use crate::wire::subject::encode_model;
 
 /// Room for the headers that the router writes itself, in bytes.
-const OWN_HEADERS: usize = 512;
+pub(super) const OWN_HEADERS: usize = 512;
 
 impl Request {
     /// Sends the request to its placement. Returns until when the worker may take to accept it.
@@ -29,9 +30,11 @@ impl Request {
             let plain = worker.is_some_and(|worker| worker.spec.kind == WorkerKind::Plain);
             let soon = now + self.router.config.accept_timeout;
             let until = if plain { self.accept_until } else { soon.min(self.accept_until) };
-            (self.router.subject(worker, &decision.placement), until)
+            (self.router.subject(worker, &decision.placement, &self.ask.model), until)
         };
-        let headers = self.headers_for(decision, until.saturating_duration_since(now));
+        let within = until.saturating_duration_since(now);
+        let headers =
+            if self.router.is_global() { self.headers_for_pool(within)? } else { self.headers_for(decision, within) };
         let payload = self.message.sent_on();
         let size = headers.wire_len() + payload.len();
         let max = self.router.dispatch.max_payload();
@@ -68,17 +71,13 @@ impl Request {
         headers.push(header::REQUEST_ID, self.id.as_str());
         match self.job {
             Some(_) => headers.push(header::REPLY_TO, &self.router.subjects.result_part(&self.id, self.attempt)),
-            None => self.message.reply().into_iter().for_each(|reply| headers.push(header::REPLY_TO, reply)),
+            None => self.answers.reply.iter().for_each(|reply| headers.push(header::REPLY_TO, reply)),
         }
         headers.push(header::WORKER, decision.placement.worker.as_str());
         if let Some(rank) = decision.placement.rank {
             headers.push_number(header::DP_RANK, rank.0.into());
         }
-        if let Some(alias) = &self.alias {
-            // Both come from the configuration, which has seen to it that a header can carry them.
-            headers.push(header::MODEL, self.ask.model.as_str());
-            headers.push(header::ALIAS, alias.name.as_str());
-        }
+        self.push_alias(&mut headers);
         match &self.ask.session {
             Some(session) if session.origin == Origin::Named => headers.push(header::SESSION, session.id.as_str()),
             Some(session) => headers.push(header::SESSION, self.root(session)),
@@ -89,6 +88,15 @@ impl Request {
         headers.push_number(header::ATTEMPT, self.attempt.into());
         headers.push_words(header::DECISION, decision.reason.word(), decision.cause.map(Cause::word));
         headers
+    }
+
+    /// Names the model and the alias that led to it. Both come from a configuration, which has seen to it that a header can
+    /// carry them.
+    pub(super) fn push_alias(&self, headers: &mut Lines) {
+        if let Some(alias) = self.alias.as_ref().filter(|_| header::is_value(self.ask.model.as_str())) {
+            headers.push(header::MODEL, self.ask.model.as_str());
+            headers.push(header::ALIAS, alias.name.as_str());
+        }
     }
 
     /// Gives an attempt up: its worker is told, now and again should it accept late.
@@ -105,7 +113,7 @@ impl Request {
 
     /// Relays a plain responder's answer to the frontend.
     pub(super) fn relay(&self, decision: &Decision, answer: &Message) -> Result<(), RouteError> {
-        let Some(reply) = self.message.reply() else { return Ok(()) };
+        let Some(reply) = self.answers.reply.as_deref() else { return Ok(()) };
         let headers = plain_reply(self, decision, answer);
         let payload = answer.sent_on();
         let size = headers.wire_len() + payload.len();
@@ -118,9 +126,23 @@ impl Request {
     }
 }
 
+/// The headers of an error, and its payload (protocol section 6.1).
+pub(super) fn error_head(headers: &mut Lines, error: &RouteError) -> Vec<u8> {
+    headers.push_number(header::SERVICE_ERROR_CODE, error.status().into());
+    headers.push(header::SERVICE_ERROR, error.code());
+    headers.push(header::CONTENT_TYPE, "application/json");
+    if let Some(seconds) = error.retry_after_s() {
+        headers.push_number(header::RETRY_AFTER, seconds.into());
+    }
+    crate::wire::Encoding::Json.encode(&ErrorBody::of(error))
+}
+
 impl Router {
-    fn subject(&self, worker: Option<&Worker>, placement: &Placement) -> String {
+    fn subject(&self, worker: Option<&Worker>, placement: &Placement, model: &Model) -> String {
         if let Some(subject) = worker.and_then(|worker| worker.spec.subject.as_deref()) {
+            if self.is_global() {
+                return format!("{subject}.{}", encode_model(model.as_str()));
+            }
             let rank = placement.rank.map_or_else(|| "any".to_owned(), |rank| rank.to_string());
             return subject.replace("{rank}", &rank);
         }
@@ -140,6 +162,9 @@ impl Router {
 
     /// Tells a worker to stop an attempt.
     pub(super) fn cancel_at(&self, worker: &WorkerId, id: &RequestId, attempt: u32) {
+        if let Some(pool) = self.subjects_of_pool(worker) {
+            return self.send(&pool.cancel(id), None, &Lines::new(), Payload::EMPTY);
+        }
         let mut headers = Lines::new();
         headers.push(header::REQUEST_ID, id.as_str());
         headers.push_number(header::ATTEMPT, attempt.into());
@@ -154,13 +179,7 @@ impl Router {
         let mut headers = Lines::new();
         headers.push(header::REQUEST_ID, id.as_str());
         headers.push(header::FINAL, "true");
-        headers.push_number(header::SERVICE_ERROR_CODE, error.status().into());
-        headers.push(header::SERVICE_ERROR, error.code());
-        headers.push(header::CONTENT_TYPE, "application/json");
-        if let Some(seconds) = error.retry_after_s() {
-            headers.push_number(header::RETRY_AFTER, seconds.into());
-        }
-        let body = crate::wire::Encoding::Json.encode(&ErrorBody::of(error));
+        let body = error_head(&mut headers, error);
         self.send(reply, None, &headers, body.as_slice().into());
     }
 

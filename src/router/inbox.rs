@@ -37,6 +37,9 @@ fn tell(live: &mut Live, event: Event) -> AtOnce {
             Some(resting) => return AtOnce::Finished(resting, finished),
             None => live.send(Mail::Finished(Box::new(finished))),
         },
+        Event::Progress if live.at.as_ref().is_some_and(|at| at.pool && !at.accepted) && live.first(Once::Taken) => {
+            live.send(Mail::Taken);
+        }
         Event::Accepted | Event::Rejected(_) | Event::Finished(_) | Event::Progress => {}
     }
     AtOnce::Nothing
@@ -123,6 +126,9 @@ impl Router {
             }
             return None;
         };
+        if let Some(at) = &mut live.at {
+            at.heard = now;
+        }
         let at = live.at.clone();
         let mut at_once = AtOnce::Nothing;
         match event {

@@ -35,6 +35,7 @@ impl Request {
             let mut value = later.value.clone();
             value.worker = placement.worker.as_str().into();
             value.dp_rank = placement.rank.map(|rank| rank.0);
+            value = value.in_pool(self.router.pool_of(&placement.worker).as_ref());
             let written = self.router.replace_after(later.written, later.key, later.value, Some(value.clone()));
             self.later.push(Later { key: later.key, value, written });
         }

@@ -6,6 +6,7 @@
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasherDefault, Hasher};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use foldhash::fast::RandomState;
@@ -49,6 +50,8 @@ pub enum Mail {
     NoResponders,
     /// The worker took it.
     Accepted,
+    /// The routers of a pool have it, and look for a worker.
+    Taken,
     /// The worker does not take it.
     Rejected(Box<Rejection>),
     /// The worker is done.
@@ -104,6 +107,8 @@ pub struct Live {
     heard: Option<Instant>,
     /// Where it is counted.
     pub at: Option<At>,
+    /// Inbox of the router at the global level that has sent it here.
+    events_to: Option<Arc<str>>,
 }
 
 /// Who waits for a request.
@@ -167,6 +172,10 @@ pub struct At {
     pub accepted: bool,
     /// Whether a message without an event is its answer.
     pub plain: bool,
+    /// Whether it is a pool, whose routers tell now and then that they still have the request.
+    pub pool: bool,
+    /// When something was last heard of it from there.
+    pub heard: Instant,
     /// Accepted before the router was cut off at this time: its end may have been missed.
     pub uncertain: Option<Instant>,
     /// What of its prompt was expected there.
@@ -186,6 +195,8 @@ pub enum Once {
     NoResponders = 8,
     /// The worker's loss.
     Lost = 16,
+    /// A pool's first sign of life.
+    Taken = 32,
 }
 
 /// All requests under way.
@@ -222,10 +233,37 @@ impl LiveRequests {
             Entry::Occupied(_) => self.same_id.entry(id.clone()).or_default().push(self.next),
         }
         let mailbox = Mailbox::Held(Vec::new());
-        let live =
-            Live { id, bytes, mailbox, attempt: NO_ATTEMPT, seen: 0, cancelled: false, kind, heard: None, at: None };
+        let live = Live {
+            id,
+            bytes,
+            mailbox,
+            attempt: NO_ATTEMPT,
+            seen: 0,
+            cancelled: false,
+            kind,
+            heard: None,
+            at: None,
+            events_to: None,
+        };
         self.by_seq.insert(self.next, live);
         Some(self.next)
+    }
+
+    /// A router at the global level has sent the request here, and hears of it there.
+    pub fn tell_of(&mut self, seq: Seq, events_to: &Arc<str>) {
+        if let Some(live) = self.by_seq.get_mut(&seq) {
+            live.events_to = Some(Arc::clone(events_to));
+        }
+    }
+
+    /// Where routers at the global level hear of the requests that they have sent here.
+    pub fn events_to(&self) -> Vec<Arc<str>> {
+        self.by_seq.values().filter_map(|live| live.events_to.clone()).collect()
+    }
+
+    /// Looks at every request under way.
+    pub fn for_each(&mut self, look: impl FnMut(&mut Live)) {
+        self.by_seq.values_mut().for_each(look);
     }
 
     /// The request has ended.

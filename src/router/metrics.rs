@@ -225,6 +225,7 @@ impl Metrics {
             Failure::AcceptTimeout => "accept_timeout",
             Failure::Overloaded => "overloaded",
             Failure::Draining => "draining",
+            Failure::NotThere => "not_there",
         };
         self.failures.get_or_create(&FailureLabel { failure }).inc();
     }

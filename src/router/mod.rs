@@ -5,6 +5,7 @@
 
 mod admit;
 mod alias;
+mod answers;
 mod chains;
 mod derived;
 mod dispatch;
@@ -20,6 +21,7 @@ mod metrics;
 mod mirror;
 mod passing;
 mod pinning;
+mod pools;
 mod queue;
 mod queue_metrics;
 mod route;

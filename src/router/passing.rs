@@ -19,16 +19,19 @@ const WAKE_STEP: Duration = Duration::from_millis(10);
 /// Takes a message that should be a request.
 pub fn take(router: &Arc<Router>, message: Message) {
     match admit(router, message) {
-        Ok(Some(request)) => begin(request),
+        Ok(Some(request)) => {
+            request.tell_taken();
+            begin(request);
+        }
         Ok(None) => {}
-        Err(Refused { id, reply, error }) => router.answer(&id, reply.as_deref(), &error),
+        Err(Refused { id, answers, error }) => router.end_in_error(&id, &answers, &error),
     }
 }
 
 fn begin(mut request: Request) {
     match request.place_in_passing() {
         Ok(stage) => request.rest_or_start(stage),
-        Err(error) => request.router.answer(&request.id, request.message.reply(), &error),
+        Err(error) => request.router.end_in_error(&request.id, &request.answers, &error),
     }
 }
 
@@ -59,6 +62,7 @@ pub fn finished(resting: Resting, finished: &Finished) {
     }
     request.router.metrics.finished_tokens(finished);
     request.router.metrics.finished(finished);
+    request.tell_finished(finished);
 }
 
 impl Request {

@@ -13,7 +13,7 @@ use super::route::Request;
 use super::state::{Keys, Router};
 use crate::core::decide::{Decision, PinStep};
 use crate::core::hash::PinKey;
-use crate::core::id::Placement;
+use crate::core::id::{Placement, Pool, WorkerId};
 use crate::core::pins::Pin;
 use crate::nats::bucket::{Bucket, CasError, Stored};
 use crate::wire::pin::PinValue;
@@ -167,6 +167,11 @@ impl Router {
         }
     }
 
+    /// The pool of a worker, while it is known.
+    pub(super) fn pool_of(&self, worker: &WorkerId) -> Option<Pool> {
+        self.state().fleet.find(worker.as_str()).map(|(_, worker)| worker.spec.pool.clone())
+    }
+
     fn claim(self: &Arc<Self>, key: PinKey) -> Option<Claim> {
         let mut state = self.state();
         if state.claims.contains_key(&key) {
@@ -225,9 +230,12 @@ impl Request {
                 if !self.basis.foreign_since.is_some_and(young) {
                     return None;
                 }
-                let state = self.router.state();
-                let entry = state.mirror.get(key, Instant::now()).filter(|entry| !entry.ours)?;
-                Some(self.value(&entry.pin.as_ref()?.placement))
+                let foreign = {
+                    let state = self.router.state();
+                    let entry = state.mirror.get(key, Instant::now()).filter(|entry| !entry.ours)?;
+                    entry.pin.as_ref()?.placement.clone()
+                };
+                Some(self.value(&foreign))
             }
         }
     }
@@ -308,7 +316,8 @@ impl Request {
 
     fn pin_value(&self, placement: &Placement) -> PinValue {
         let session = self.ask.session.as_ref().expect("only requests with a session are pinned");
-        PinValue::new(&self.ask.tenant, &self.ask.model, &session.id, session.origin, placement)
+        let value = PinValue::new(&self.ask.tenant, &self.ask.model, &session.id, session.origin, placement);
+        value.in_pool(self.router.pool_of(&placement.worker).as_ref())
     }
 
     /// The bucket is unreachable: the placement, which every router finds by the same hash, is kept in mind and pinned
@@ -324,6 +333,7 @@ impl Request {
 
     /// The worker has the request: its pin stays, and others of the session may go on.
     pub(super) fn settle(&mut self, decision: &Decision) {
+        self.tell_accepted();
         self.claim = None;
         self.given_back = false;
         if let Some(claimed) = &mut self.claimed {
@@ -348,6 +358,7 @@ impl Request {
     /// The worker has given the request back before any reply: its pins may move along.
     pub(super) fn unsettle(&mut self) {
         self.given_back = true;
+        self.tell_given_back();
         if let Some(claimed) = &mut self.claimed {
             claimed.settled = false;
         }

@@ -7,6 +7,7 @@ use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::sync::watch;
 
 use super::alias::Alias;
+use super::answers::Answers;
 use super::derived::Continued;
 use super::jobs::JobPart;
 use super::later::Later;
@@ -44,6 +45,10 @@ pub struct Request {
     pub(super) keys: Keys,
     pub(super) prefixes: Option<Prefixes>,
     pub(super) message: Message,
+    /// Whom it is answered to.
+    pub(super) answers: Answers,
+    /// Whether what it says of its tenant and priority is believed.
+    pub(super) trusted: bool,
     /// The alias that it has named.
     pub(super) alias: Option<Alias>,
     pub(super) priority: Priority,
@@ -90,8 +95,8 @@ enum Attempted {
     Accepted,
     /// The request has ended, in this way.
     Ended(Finished),
-    /// The worker has not taken it.
-    Failed(Failure),
+    /// The worker has not taken it; with the error that its frontend is told where nobody else takes it, if that is known.
+    Failed(Failure, Option<RouteError>),
     /// The worker refuses it for good.
     Refused(Rejection),
 }
@@ -107,7 +112,10 @@ pub fn start(resting: Resting, mail: UnboundedReceiver<Mail>) {
 async fn serve(mut request: Request, stage: Stage) {
     let outcome = request.run(stage).await;
     match outcome {
-        Ok(finished) => request.router.metrics.finished(&finished),
+        Ok(finished) => {
+            request.router.metrics.finished(&finished);
+            request.tell_finished(&finished);
+        }
         // What happens rarely is boxed here and below: each request's future stays small.
         Err(error) => Box::pin(request.fail(&error)).await,
     }
@@ -142,8 +150,8 @@ impl Request {
                         self.keep_response(&decision, &finished);
                         return Ok(finished);
                     }
-                    Attempted::Failed(failure) => {
-                        Box::pin(self.learn(&decision, failure)).await?;
+                    Attempted::Failed(failure, told) => {
+                        Box::pin(self.learn(&decision, failure, told)).await?;
                         Stage::Placing(None)
                     }
                     Attempted::Refused(rejection) => return Err(relayed(rejection)),
@@ -161,7 +169,7 @@ impl Request {
 
     async fn fail(&mut self, error: &RouteError) {
         self.give_back_pin().await;
-        self.router.answer(&self.id, self.message.reply(), error);
+        self.router.end_in_error(&self.id, &self.answers, error);
     }
 
     /// Finds a placement, and makes its pin where one is made before the dispatch. The request is counted there from
@@ -290,7 +298,7 @@ impl Request {
     }
 
     /// Waits for the worker's word.
-    async fn hear(&mut self, decision: &Decision, until: Instant) -> Result<Attempted, RouteError> {
+    async fn hear(&mut self, decision: &Decision, mut until: Instant) -> Result<Attempted, RouteError> {
         loop {
             let Some(mail) = self.next_mail_dispatched(until, decision).await? else {
                 return self.silent(decision);
@@ -318,9 +326,10 @@ impl Request {
                     return Ok(Attempted::Ended(Finished::outcome(outcome)));
                 }
                 Mail::NoResponders | Mail::WorkerLost if self.cancelled => return Err(RouteError::Cancelled),
-                Mail::NoResponders | Mail::WorkerLost => return Ok(Attempted::Failed(Failure::NoResponders)),
+                Mail::NoResponders | Mail::WorkerLost => return Ok(Attempted::Failed(Failure::NoResponders, None)),
                 Mail::Rejected(_) if self.cancelled => return Err(RouteError::Cancelled),
                 Mail::Rejected(rejection) => return Ok(self.refusal(*rejection)),
+                Mail::Taken => until = self.accept_until,
                 Mail::Cancelled => {
                     self.cancelled = true;
                     self.cancel_at_worker(decision);
@@ -337,13 +346,14 @@ impl Request {
     /// The worker said nothing in time.
     fn silent(&mut self, decision: &Decision) -> Result<Attempted, RouteError> {
         self.give_up(decision);
-        if self.cancelled { Err(RouteError::Cancelled) } else { Ok(Attempted::Failed(Failure::AcceptTimeout)) }
+        if self.cancelled { Err(RouteError::Cancelled) } else { Ok(Attempted::Failed(Failure::AcceptTimeout, None)) }
     }
 
     /// Stays with an accepted request to its end. `None`: the worker has refused it after all, before any reply.
     async fn follow(&mut self, decision: &Decision) -> Result<Option<Finished>, RouteError> {
         loop {
-            let mail = match self.deadline {
+            // That of a request in a pool is kept by the pool's router from now on.
+            let mail = match self.deadline.filter(|_| !self.router.is_global()) {
                 Some((at, _)) => self.next_mail_dispatched(at, decision).await?,
                 None => self.mail().recv().await,
             };
@@ -359,7 +369,7 @@ impl Request {
                 Some(Mail::Rejected(rejection)) => {
                     self.unsettle();
                     match self.refusal(*rejection) {
-                        Attempted::Failed(failure) => Box::pin(self.learn(decision, failure)).await?,
+                        Attempted::Failed(failure, told) => Box::pin(self.learn(decision, failure, told)).await?,
                         Attempted::Refused(rejection) => return Err(relayed(rejection)),
                         Attempted::Accepted | Attempted::Ended(_) => {}
                     }
@@ -371,6 +381,7 @@ impl Request {
                 }
                 Some(
                     Mail::Accepted
+                    | Mail::Taken
                     | Mail::NoResponders
                     | Mail::Answer(_)
                     | Mail::Granted(_)
@@ -383,21 +394,15 @@ impl Request {
         }
     }
 
-    fn refusal(&mut self, rejection: Rejection) -> Attempted {
-        if let Some(job) = &mut self.job {
-            job.note_refusal(&rejection);
-        }
-        match rejection.status {
-            429 => Attempted::Failed(Failure::Overloaded),
-            400..=499 => Attempted::Refused(rejection),
-            _ => Attempted::Failed(Failure::Draining),
-        }
-    }
-
     /// Draws the consequence of a failed attempt for the next one.
-    async fn learn(&mut self, decision: &Decision, failure: Failure) -> Result<(), RouteError> {
+    async fn learn(
+        &mut self,
+        decision: &Decision,
+        failure: Failure,
+        told: Option<RouteError>,
+    ) -> Result<(), RouteError> {
         self.router.metrics.attempt_failed(failure);
-        self.last_failure = Some(self.failure_at(decision.placement.worker.as_str(), failure));
+        self.last_failure = told.or_else(|| Some(self.failure_at(decision.placement.worker.as_str(), failure)));
         match failure {
             Failure::NoResponders if self.router.reconnected_within(RECONNECT_GRACE) => {
                 return self.rest(GRACE_PAUSE).await;
@@ -408,13 +413,13 @@ impl Request {
             Failure::Overloaded => {
                 let now = Instant::now();
                 self.router.state().fleet.note_refused(decision.slot, decision.placement.rank, now);
-                if self.waits_for_pin(decision) {
+                if !self.router.is_global() && self.waits_for_pin(decision) {
                     // The rank counts as full for a moment: the request waits for it as for any that is.
                     return Ok(());
                 }
             }
             Failure::Draining => self.router.state().fleet.note_leaving(decision.slot, Instant::now()),
-            Failure::AcceptTimeout => {}
+            Failure::AcceptTimeout | Failure::NotThere => {}
         }
         if failure != Failure::Overloaded && self.job.is_some() {
             // Counted on the job itself, and tried again from there.
@@ -477,6 +482,7 @@ impl Request {
             Failure::Draining => RouteError::NoWorker(format!("worker {worker:?} takes no new requests")),
             Failure::Overloaded => self.overloaded(&format!("worker {worker:?} is overloaded")),
             Failure::AcceptTimeout => RouteError::AcceptTimeout(format!("worker {worker:?} was silent")),
+            Failure::NotThere => RouteError::NoWorker(format!("pool {worker:?} has not what the request asks for")),
         }
     }
 
@@ -488,14 +494,32 @@ impl Request {
         }
     }
 
+    /// What a refusal means for the request.
+    fn refusal(&mut self, rejection: Rejection) -> Attempted {
+        if let Some(job) = &mut self.job {
+            job.note_refusal(&rejection);
+        }
+        if self.router.is_global() {
+            return match Self::refused_by_pool(rejection) {
+                Ok((failure, told)) => Attempted::Failed(failure, Some(told)),
+                Err(rejection) => Attempted::Refused(rejection),
+            };
+        }
+        match rejection.status {
+            429 => Attempted::Failed(Failure::Overloaded, None),
+            400..=499 => Attempted::Refused(rejection),
+            _ => Attempted::Failed(Failure::Draining, None),
+        }
+    }
+
     /// Whether the session is named: its first pin is made before the dispatch.
     pub(super) fn claims(&self) -> bool {
         self.router.rules.mode != AffinityMode::Off && self.ask.named()
     }
 }
 
-fn relayed(Rejection { status, code, message }: Rejection) -> RouteError {
-    RouteError::Relayed { status, code, message }
+pub(super) fn relayed(Rejection { status, code, message, retry_after_s }: Rejection) -> RouteError {
+    RouteError::Relayed { status, code, message, retry_after_s }
 }
 
 /// Mail that comes while the request is not dispatched.
@@ -508,6 +532,7 @@ pub(super) fn note(mail: &Mail) -> Result<(), RouteError> {
         | Mail::Displaced
         | Mail::NoResponders
         | Mail::Accepted
+        | Mail::Taken
         | Mail::Rejected(_)
         | Mail::Finished(_)
         | Mail::Answer(_)

@@ -12,7 +12,7 @@ use super::jobs::Jobs;
 use super::pinning::PinStore;
 use super::state::Router;
 use super::{http, inbox, intake, jobs, kv, mirror, passing, ticks};
-use crate::config::{Listen, RouterConfig};
+use crate::config::{Level, Listen, RouterConfig};
 use crate::core::id::WorkerId;
 use crate::core::mode::{AffinityMode, Provision};
 use crate::nats::bucket::{Bucket, BucketInfo, Look};
@@ -111,7 +111,9 @@ async fn start(config: RouterConfig) -> Result<Running, RouterError> {
     let store = Link::open(options("store")).await?;
     let workers = Bucket::new(store.clone(), &subjects.workers_bucket());
     let pins = Bucket::new(store, &subjects.pins_bucket());
-    provide(&workers, REGISTRATION_MAX_AGE, config.provision).await?;
+    if config.pools.level == Level::Worker {
+        provide(&workers, REGISTRATION_MAX_AGE, config.provision).await?;
+    }
     let pins_info = provide(&pins, config.pin_ttl, config.provision).await?;
     let own = uuid::Uuid::now_v7().simple().to_string();
     let inbox_subject = format!("{}.{own}.", subjects.router_inbox_prefix());
@@ -137,7 +139,9 @@ async fn start(config: RouterConfig) -> Result<Running, RouterError> {
         router.state().mirror.set_ttl(if max_age.is_zero() { FOR_EVER } else { max_age });
         tasks.spawn(mirror::follow(Arc::clone(&router), pins, mirror::Pins));
     }
-    tasks.spawn(mirror::follow(Arc::clone(&router), workers, mirror::Workers::default()));
+    if !router.is_global() {
+        tasks.spawn(mirror::follow(Arc::clone(&router), workers, mirror::Workers::default()));
+    }
     fill(&router).await?;
     tasks.spawn(ticks::tick(Arc::clone(&router)));
     if router.weighs_caches() {
@@ -249,7 +253,14 @@ async fn check_permissions(router: &Router) -> Result<(), RouterError> {
     let nobody = WorkerId::new("rankpin-permission-check").expect("a valid worker id");
     let mut headers = Lines::new();
     headers.push(header::PROBE, "1");
-    router.send(&router.subjects.worker_cancel(&nobody), None, &headers, Payload::EMPTY);
+    for pool in &router.config.pools.targets {
+        // Nobody has a request of this id.
+        let subject = format!("{}.cancel.{nobody}", pool.namespace);
+        router.send(&subject, None, &Lines::new(), Payload::EMPTY);
+    }
+    if !router.is_global() {
+        router.send(&router.subjects.worker_cancel(&nobody), None, &headers, Payload::EMPTY);
+    }
     if router.weighs_caches() {
         router.share_nothing();
     }

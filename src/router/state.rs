@@ -16,13 +16,13 @@ use super::live::{At, LiveRequests, Seq};
 use super::metrics::Metrics;
 use super::pinning::PinStore;
 use super::queue::Waiting;
-use crate::config::RouterConfig;
+use crate::config::{Level, RouterConfig};
 use crate::core::alias;
 use crate::core::ask::Ask;
 use crate::core::decide::{Decision, NoPlacement, Pin, Rules, decide};
 use crate::core::fleet::Fleet;
 use crate::core::hash::PinKey;
-use crate::core::id::{Placement, WorkerId};
+use crate::core::id::{DEFAULT_POOL, Placement, Pool, WorkerId};
 use crate::core::mode::AffinityMode;
 use crate::core::pins::{Entry, Mirror};
 use crate::core::queue::{Priority, Queues};
@@ -137,6 +137,19 @@ impl Basis {
     }
 }
 
+/// Where a session is pinned.
+#[derive(Debug, Clone)]
+pub struct Pinned {
+    placement: Placement,
+    pool: Option<Pool>,
+}
+
+impl Pinned {
+    fn of(pin: &crate::core::pins::Pin) -> Self {
+        Self { placement: pin.placement.clone(), pool: pin.pool.clone() }
+    }
+}
+
 /// What a request that asks for a placement gets.
 pub enum Asked {
     /// A placement, at which it is counted from now on, and what it goes by.
@@ -191,12 +204,17 @@ impl Router {
         for worker in &config.workers {
             fleet.configure(worker.clone(), now);
         }
+        for pool in &config.pools.targets {
+            fleet.configure(pool.spec.clone(), now);
+        }
+        fleet.set_pools(config.pools.pools.clone());
         let state = State {
             fleet,
             mirror: Mirror::new(config.pin_ttl),
             mirror_fresh: config.affinity == AffinityMode::Off,
             pins_known: config.affinity == AffinityMode::Off,
-            fleet_known: false,
+            // Pools stand in the configuration.
+            fleet_known: config.pools.level == Level::Global,
             live: LiveRequests::default(),
             claims: HashMap::new(),
             notes: Notes::default(),
@@ -295,7 +313,7 @@ impl State {
 
     /// What the mirror knows of a request's session: where it is pinned is the placement of its pin, of a derived one of
     /// the deepest strict prefix that is pinned and not shared (protocol section 4).
-    pub(super) fn look_up(&self, keys: &Keys, now: Instant) -> (Basis, Option<Placement>) {
+    pub(super) fn look_up(&self, keys: &Keys, now: Instant) -> (Basis, Option<Pinned>) {
         let (key, entry) = match keys {
             Keys::None => return (Basis::default(), None),
             Keys::Named(key) => (*key, self.mirror.get(*key, now)),
@@ -305,7 +323,7 @@ impl State {
             },
         };
         let pin = entry.and_then(|entry| entry.pin.as_ref());
-        (Basis::of(key, entry), pin.map(|pin| pin.placement.clone()))
+        (Basis::of(key, entry), pin.map(Pinned::of))
     }
 
     /// Decides where a request goes, and counts it there.
@@ -313,12 +331,15 @@ impl State {
         &mut self,
         seq: Seq,
         ask: &Ask,
-        pinned: Option<&Placement>,
+        pinned: Option<&Pinned>,
         unreachable: bool,
         rules: Rules,
         now: Instant,
     ) -> Result<Decision, NoPlacement> {
-        let pin = match pinned {
+        let home = pinned.and_then(|pin| self.lost_home(pin, ask, now));
+        let at_home = home.map(|home| Ask { home: Some(home), ..ask.clone() });
+        let ask = at_home.as_ref().unwrap_or(ask);
+        let pin = match pinned.map(|pin| &pin.placement) {
             Some(placement) => Pin::At(placement),
             None if unreachable && ask.session.is_some() => Pin::Unreachable,
             None => Pin::None,
@@ -328,8 +349,18 @@ impl State {
         Ok(decision)
     }
 
+    /// The pool of a pin whose worker is gone: the session stays in it, where the configuration has pools.
+    fn lost_home(&self, pin: &Pinned, ask: &Ask, now: Instant) -> Option<Pool> {
+        if self.fleet.pools().rules.is_empty() {
+            return None;
+        }
+        let home = pin.pool.clone().or_else(|| Pool::new(DEFAULT_POOL).ok());
+        let there = self.fleet.eligible_worker(&pin.placement.worker, &ask.model, now).is_some();
+        home.filter(|_| !there || !ask.excluded.is_empty())
+    }
+
     pub(super) fn occupy(&mut self, seq: Seq, ask: &Ask, decision: &Decision, now: Instant) {
-        let plain = self.fleet.get(decision.slot).is_some_and(|worker| worker.spec.kind == WorkerKind::Plain);
+        let kind = self.fleet.get(decision.slot).map(|worker| worker.spec.kind);
         self.fleet.begin(decision.slot, decision.placement.rank);
         let expected = self.note_dispatch(ask, decision, now);
         if let Some(live) = self.live.get_mut(seq) {
@@ -337,7 +368,9 @@ impl State {
                 slot: decision.slot,
                 rank: decision.placement.rank,
                 accepted: false,
-                plain,
+                plain: kind == Some(WorkerKind::Plain),
+                pool: kind == Some(WorkerKind::Pool),
+                heard: Instant::now(),
                 uncertain: None,
                 expected,
             });

@@ -12,6 +12,8 @@ use crate::wire::header;
 const TICK: Duration = Duration::from_millis(200);
 /// How often a worker that holds accepted requests is probed (protocol section 6).
 const PROBE_EVERY: Duration = Duration::from_secs(1);
+/// How often routers at the global level hear that what they have sent here is still worked on.
+pub const PROGRESS_EVERY: Duration = Duration::from_secs(5);
 /// Ages of pins looked at in one tick, so that no pause is noticed when a million end at once.
 const MAX_EXPIRED: usize = 10_000;
 
@@ -21,6 +23,7 @@ pub async fn tick(router: Arc<Router>) {
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     let mut last = Instant::now();
     let mut probed = Instant::now();
+    let mut told = Instant::now();
     let mut connects = (router.intake.connects(), router.dispatch.connects());
     loop {
         ticks.tick().await;
@@ -42,6 +45,13 @@ pub async fn tick(router: Arc<Router>) {
         if now.duration_since(probed) >= PROBE_EVERY {
             probed = now;
             router.probe();
+            if router.is_global() {
+                router.state().end_silent(now);
+            }
+        }
+        if now.duration_since(told) >= PROGRESS_EVERY {
+            told = now;
+            router.tell_progress();
         }
     }
 }

@@ -40,6 +40,8 @@ pub struct Rejection {
     pub code: String,
     /// Words for people, where the worker gave some.
     pub message: String,
+    /// Seconds after which another try is worth it, where it says so.
+    pub retry_after_s: Option<u32>,
 }
 
 /// Payload of `finished`. Unknown fields are ignored.
@@ -123,7 +125,8 @@ impl Rejection {
         let code = clip(find(header::SERVICE_ERROR).unwrap_or("rejected"));
         let message = super::reply::error_message(payload)
             .map_or_else(|| format!("the worker refused the request: {code}"), |message| clip(&message));
-        Self { status, code, message }
+        let retry_after_s = find(header::RETRY_AFTER).and_then(|seconds| seconds.parse().ok());
+        Self { status, code, message, retry_after_s }
     }
 }
 
@@ -163,6 +166,7 @@ mod tests {
                 status: 429,
                 code: "overloaded".into(),
                 message: "the worker refused the request: overloaded".into(),
+                retry_after_s: None,
             }))
         );
     }

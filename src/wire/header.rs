@@ -41,6 +41,10 @@ pub const DECISION: &str = "Rankpin-Decision";
 pub const MODEL: &str = "Rankpin-Model";
 /// `Rankpin-Alias`: that alias.
 pub const ALIAS: &str = "Rankpin-Alias";
+/// `Rankpin-Hops`: how many routers at the global level a request has passed.
+pub const HOPS: &str = "Rankpin-Hops";
+/// `Rankpin-Prefix-Keys`: keys of a body that travels elsewhere.
+pub const PREFIX_KEYS: &str = "Rankpin-Prefix-Keys";
 /// `Rankpin-Event`: kind of a message on the router's inbox.
 pub const EVENT: &str = "Rankpin-Event";
 /// `Rankpin-Seq`: number of a reply message, from 0.
@@ -63,7 +67,7 @@ pub const RETRY_AFTER: &str = "Retry-After";
 pub const CONTENT_TYPE: &str = "Content-Type";
 
 /// Every header that a router reads, in lower case.
-pub const NAMES: [&str; 25] = [
+pub const NAMES: [&str; 26] = [
     "rankpin-session-id",
     "rankpin-request-id",
     "rankpin-tenant",
@@ -73,6 +77,7 @@ pub const NAMES: [&str; 25] = [
     "rankpin-target-worker",
     "rankpin-target-dp-rank",
     "rankpin-pool",
+    "rankpin-hops",
     "content-type",
     "x-dynamo-worker-instance-id",
     "x-dynamo-dp-rank",
@@ -220,7 +225,7 @@ fn starts_with_ignore_case(name: &str, prefix: &str) -> bool {
 
 /// Whether a frontend's header goes on to the worker: all but those that start with `Nats-`, and the router's own.
 pub fn goes_to_worker(name: &str) -> bool {
-    const ROUTERS: [&str; 12] = [
+    const ROUTERS: [&str; 13] = [
         REQUEST_ID,
         REPLY_TO,
         WORKER,
@@ -233,6 +238,7 @@ pub fn goes_to_worker(name: &str) -> bool {
         ALIAS,
         FAILURES,
         DEAD_REASON,
+        HOPS,
     ];
     !starts_with_ignore_case(name, "nats-") && !ROUTERS.iter().any(|own| own.eq_ignore_ascii_case(name))
 }

@@ -4,7 +4,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::core::hash::PinKey;
-use crate::core::id::{DpRank, Model, Origin, Placement, SessionId, Tenant, WorkerId};
+use crate::core::id::{DEFAULT_POOL, DpRank, Model, Origin, Placement, Pool, SessionId, Tenant, WorkerId};
 use crate::core::pins::Pin;
 
 /// Largest value of a pin that is read, in bytes. Session, model and tenant are at most 256 each, six times as much
@@ -43,6 +43,9 @@ pub struct PinValue {
     /// Of a derived session: true where several conversations begin so.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub shared: bool,
+    /// The pool of the worker, where that is not `default`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pool: Option<String>,
 }
 
 /// Where a session id comes from.
@@ -67,11 +70,14 @@ pub struct ReadPin {
     pub root: Option<Box<str>>,
     /// Whether several conversations begin so.
     pub shared: bool,
+    /// The pool of the worker, where it is named.
+    pub pool: Option<Pool>,
 }
 
 impl From<ReadPin> for Pin {
     fn from(read: ReadPin) -> Self {
-        Self { placement: read.placement, origin: read.origin, root: read.root, shared: read.shared }
+        let ReadPin { placement, origin, root, shared, pool } = read;
+        Self { placement, origin, root, shared, pool }
     }
 }
 
@@ -91,7 +97,14 @@ impl PinValue {
             },
             root: None,
             shared: false,
+            pool: None,
         }
+    }
+
+    /// The same, of a worker in this pool.
+    pub fn in_pool(self, pool: Option<&Pool>) -> Self {
+        let pool = pool.filter(|pool| pool.as_str() != DEFAULT_POOL).map(|pool| pool.as_str().to_owned());
+        Self { pool, ..self }
     }
 
     /// The bytes to store.
@@ -124,6 +137,8 @@ impl PinValue {
             },
             root: read.root.map(Into::into),
             shared: read.shared,
+            // One that can be none says nothing; the pin is good without it.
+            pool: read.pool.and_then(|pool| Pool::new(&pool).ok()),
         })
     }
 }
@@ -144,6 +159,15 @@ mod tests {
             r#"{"v":1,"session":"s","model":"m","tenant":"","worker":"gpu-7","dp_rank":6,"origin":"named"}"#
         );
         assert_eq!(PinValue::parse(key, &bytes).expect("valid").placement, placement);
+        let in_pool = |name: &str| {
+            let pool = Pool::new(name).expect("valid");
+            let value = PinValue::new(&tenant, &model, &session, Origin::Named, &placement).in_pool(Some(&pool));
+            (value.pool.clone(), PinValue::parse(key, &value.encode()).expect("valid").pool)
+        };
+        assert_eq!(in_pool("eu"), (Some("eu".into()), Pool::new("eu").ok()));
+        assert_eq!(in_pool("default"), (None, None));
+        let bad = String::from_utf8_lossy(&bytes).replace("}", r#","pool":""}"#);
+        assert_eq!(PinValue::parse(key, bad.as_bytes()).expect("the rest counts").pool, None);
         let other = PinKey::new(&tenant, &model, &SessionId::named("t").expect("valid"));
         assert!(PinValue::parse(other, &bytes).is_err());
         for bad in [&b""[..], b"null", b"[]", b"{\"v\":1}", b"\xff\xfe"] {

@@ -35,6 +35,11 @@ impl Subjects {
         [format!("{}.request.>", self.ns), format!("{}.request", self.ns), format!("{}.trusted.>", self.ns)]
     }
 
+    /// `{ns}.request` or `{ns}.trusted`: where requests for a model go, with a dot and the model's token behind it.
+    pub fn requests(&self, trusted: bool) -> String {
+        format!("{}.{}", self.ns, if trusted { "trusted" } else { "request" })
+    }
+
     /// `{ns}.request.{model}`.
     pub fn request(&self, model: &Model) -> String {
         format!("{}.request.{}", self.ns, encode_model(model.as_str()))
@@ -85,6 +90,14 @@ impl Subjects {
     /// `{ns}.cancel.{request_id}`.
     pub fn cancel(&self, request: &RequestId) -> String {
         format!("{}.cancel.{request}", self.ns)
+    }
+
+    /// Whether a subject is an inbox of some namespace's routers, such as `_INBOX_rankpin_router.…`.
+    pub fn is_router_inbox(subject: &str) -> bool {
+        let Some((first, rest)) = subject.split_once('.') else { return false };
+        let namespace = first.strip_prefix("_INBOX_").and_then(|rest| rest.strip_suffix("_router"));
+        namespace.is_some_and(|namespace| Namespace::new(namespace).is_ok())
+            && rest.split('.').all(|token| !token.is_empty() && !token.contains(['*', '>', ' ', '\t', '\r', '\n']))
     }
 
     /// `{ns}.cancel.*`.

@@ -28,7 +28,7 @@ impl Freed {
 
     /// Whether the worker serves a model.
     pub fn serves(&self, model: &Model) -> bool {
-        self.models.binary_search(model).is_ok()
+        self.models.is_empty() || self.models.binary_search(model).is_ok()
     }
 
     /// Whether a request that waits for this may go there. False only where it surely can't; what this look doesn't

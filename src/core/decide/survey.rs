@@ -84,7 +84,7 @@ impl View<'_> {
 
     fn standing(&self, worker: &Worker, at: &Placement) -> Standing {
         let ask = self.ask;
-        if worker.spec.models.binary_search(&ask.model).is_err() {
+        if !worker.spec.serves(&ask.model) {
             return Standing::OtherModel;
         }
         if worker.spec.state == WorkerState::Draining {

@@ -15,6 +15,7 @@ use crate::core::id::RequestId;
 use crate::core::job::{self, ATTEMPTS_PER_DELIVERY, Attempts, MAX_UNREADABLE};
 use crate::nats::{Block, Headers, Message};
 use crate::router::admit::{Refused, check, take};
+use crate::router::answers::Answers;
 use crate::router::live::{Seq, Word};
 use crate::router::route::{Request, Stage, plain_reply};
 use crate::router::state::Router;
@@ -82,8 +83,9 @@ async fn admit(router: &Arc<Router>, message: Message, job: &Job<'_>) -> Result<
         let known = Known::read(headers.iter());
         let token = router.subjects.parse_job(message.subject());
         let subject = token.map(|token| RequestSubject { model: Some(token), trusted: false });
-        let checked = check(&router, &message, headers, &known, subject)?;
-        let taken = take(&router, message, id, checked, Some(part), Instant::now());
+        let answers = Answers::default();
+        let checked = check(&router, &message, headers, &known, subject, &answers)?;
+        let taken = take(&router, message, id, (checked, answers), Some(part), Instant::now());
         taken.map_err(|Refused { error, .. }| error)
     };
     if !large {

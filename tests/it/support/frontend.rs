@@ -20,6 +20,7 @@ pub struct Ask {
 #[derive(Debug, Clone)]
 enum Reply {
     Inbox,
+    On(String),
     Nowhere,
 }
 
@@ -71,6 +72,12 @@ impl Ask {
         self
     }
 
+    /// Gives another reply subject than its own inbox.
+    pub fn reply_on(mut self, subject: &str) -> Self {
+        self.reply = Reply::On(subject.to_owned());
+        self
+    }
+
     /// Gives no reply subject.
     pub fn without_reply(mut self) -> Self {
         self.reply = Reply::Nowhere;
@@ -83,6 +90,9 @@ impl Ask {
         let sent = match self.reply {
             Reply::Inbox => {
                 client.publish_with_reply_and_headers(self.subject, inbox.clone(), self.headers, self.body).await
+            }
+            Reply::On(reply) => {
+                client.publish_with_reply_and_headers(self.subject, reply, self.headers, self.body).await
             }
             Reply::Nowhere => client.publish_with_headers(self.subject, self.headers, self.body).await,
         };
