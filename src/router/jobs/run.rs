@@ -62,7 +62,8 @@ async fn serve(router: &Arc<Router>, jobs: &Arc<Jobs>, message: Message, deliver
         Ok(true) => return job.already_done(),
         Err(problem) => return job.delay(&problem.to_string()),
     }
-    let admitted = match refused {
+    let cancelled = jobs.was_cancelled(&job.id, delivery).then_some(RouteError::Cancelled);
+    let admitted = match cancelled.or(refused) {
         Some(error) => Err(error),
         None => admit(router, message, &job).await,
     };
