@@ -390,7 +390,9 @@ impl Request {
         {
             // Counted on the job itself, and tried again from there.
             let worker = decision.placement.worker.as_str();
-            return Err(job.attempt_failed(worker, failure_at(worker, failure)));
+            let error = failure_at(worker, failure);
+            let error = if failure == Failure::Draining { job.refused(worker, error) } else { error };
+            return Err(job.attempt_failed(error));
         }
         let whole_worker = failure == Failure::Draining;
         self.ask.excluded.push(Excluded { placement: decision.placement.clone(), whole_worker, failure });

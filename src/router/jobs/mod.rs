@@ -97,6 +97,11 @@ impl Jobs {
         }
     }
 
+    /// The connection on which jobs are pulled and acknowledged.
+    pub fn lane(&self) -> &Lane {
+        &self.lane
+    }
+
     /// Whether jobs are taken.
     pub fn is_on(&self) -> bool {
         self.on.load(Ordering::Relaxed)
@@ -166,14 +171,17 @@ impl JobPart {
         self.refusal = Some(rejection.message.clone());
     }
 
-    /// An attempt has failed: that is what the delivery ends with, in the worker's own words where it has said why.
-    pub fn attempt_failed(&mut self, worker: &str, error: RouteError) -> RouteError {
+    /// An attempt has failed: that is what the delivery ends with.
+    pub fn attempt_failed(&mut self, error: RouteError) -> RouteError {
         self.attempts = Attempts::OneFailed;
-        match (self.refusal.take(), error) {
-            (Some(words), RouteError::NoWorker(_)) => {
-                RouteError::NoWorker(format!("worker {worker:?} refused it: {words}"))
-            }
-            (_, error) => error,
+        error
+    }
+
+    /// The error of a worker that has refused, in its own words where it has said why.
+    pub fn refused(&mut self, worker: &str, error: RouteError) -> RouteError {
+        match self.refusal.take() {
+            Some(words) => RouteError::NoWorker(format!("worker {worker:?} refused it: {words}")),
+            None => error,
         }
     }
 }

@@ -77,12 +77,11 @@ async fn check_permissions(router: &Router, jobs: &Jobs) -> Result<(), JobsOff> 
     let id = RequestId::new(nobody).expect("letters and dashes are an id");
     let model = Model::new(nobody).expect("letters and dashes are a name");
     for subject in [subjects.result(&id), subjects.job(&model), subjects.dead(nobody)] {
-        match jobs.api.last_sequence(&subject).await {
-            Err(error @ (JetStreamError::NoAnswer(_) | JetStreamError::NoStream(_))) => {
-                return Err(off(jobs, &subject, "published to", &error));
-            }
-            // A stream that is full refuses too.
-            Ok(_) | Err(_) => {}
+        // Other errors are no matter: a stream that is full refuses too.
+        if let Err(error @ (JetStreamError::NoAnswer(_) | JetStreamError::NoStream(_))) =
+            jobs.api.last_sequence(&subject).await
+        {
+            return Err(off(jobs, &subject, "published to", &error));
         }
     }
     Ok(())

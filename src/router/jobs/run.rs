@@ -196,8 +196,7 @@ impl Request {
         let stored = jobs.store_result(&self.router.subjects.result(&self.id), headers, answer.payload_bytes()).await;
         stored.map_err(|problem| {
             let error = RouteError::NoWorker(format!("the result could not be stored: {problem}"));
-            let worker = decision.placement.worker.as_str();
-            self.job.as_mut().expect("it is a job").attempt_failed(worker, error)
+            self.job.as_mut().expect("it is a job").attempt_failed(error)
         })
     }
 }

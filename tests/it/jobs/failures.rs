@@ -61,6 +61,25 @@ async fn a_refused_one_is_published_again_and_dead_after_five_failures() {
 }
 
 #[tokio::test]
+async fn forged_counts_harm_their_own_job_alone() {
+    let cluster = Cluster::start().await;
+    let jobs = connect(&cluster.server).await;
+    let worker = cluster.worker("w").behaves(Behaviour::Reject(503, "draining")).start().await;
+    let most = u32::MAX.to_string();
+    let message = format!("j.f{most}");
+    let forged = [("Rankpin-Request-Id", "j"), ("Rankpin-Failures", most.as_str()), ("Rankpin-Attempt", most.as_str())];
+    publish(&cluster.client, "rankpin.job.m", &[&forged[..], &[("Nats-Msg-Id", message.as_str())]].concat()).await;
+    result(&jobs, "j").await;
+    all_acknowledged(&jobs).await;
+    assert_eq!((worker.count(), cluster.routers[0].metric("faults").await), (1, 0.0));
+    // Without such a message id they count for nothing.
+    worker.behave(Behaviour::Reject(404, "not_mine"));
+    publish(&cluster.client, "rankpin.job.m", &[&[("Rankpin-Request-Id", "k")], &forged[1..]].concat()).await;
+    result(&jobs, "k").await;
+    assert_eq!(worker.dispatch(1).await.attempt(), "1");
+}
+
+#[tokio::test]
 async fn without_a_worker_it_only_waits() {
     let cluster = Cluster::start().await;
     let jobs = connect(&cluster.server).await;

@@ -79,6 +79,15 @@ async fn where_they_may_not_be_had_requests_are_routed_all_the_same() {
 }
 
 #[tokio::test]
+async fn where_the_server_refuses_them_requests_are_routed_all_the_same() {
+    let server = NatsServer::start();
+    let router = RouterProcess::start("router", &server, &["--jobs-replicas", "3"]).await;
+    let told = async || router.process.log().contains("stream rankpin_jobs can't be made").then_some(());
+    eventually("the log says why there are no jobs", PATIENCE, told).await;
+    assert_eq!((router.metric("jobs_enabled").await, router.get("/readyz").await.0), (0.0, 200));
+}
+
+#[tokio::test]
 async fn missing_streams_are_told_and_found_once_somebody_makes_them() {
     let server = NatsServer::start();
     // The buckets alone.
