@@ -1,6 +1,6 @@
 # What this project is worked on with; `make` alone lists it.
 .DEFAULT_GOAL := help
-.PHONY: help demo test bench fuzz fmt lint docs schemas
+.PHONY: help demo test chaos bench fuzz fmt lint docs schemas
 
 help: ## List what can be made
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -16,6 +16,12 @@ bench: ## Measure what the router costs
 
 test: ## Run all tests, the integration tests against a real NATS server
 	RANKPIN_NATS_SERVER="$$(scripts/nats-server)" && export RANKPIN_NATS_SERVER && cargo test --locked
+
+# Jobs, faults and seed.
+CHAOS ?= 10000 20 1
+
+chaos: ## Kill, freeze and restart what runs durable jobs: make chaos CHAOS="10000 20 3"
+	RANKPIN_NATS_SERVER="$$(scripts/nats-server)" RANKPIN_CHAOS_JOBS="$(CHAOS)" cargo test --locked --test it -- jobs::chaos --nocapture
 
 TARGET ?= json_body
 SECONDS ?= 300

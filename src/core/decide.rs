@@ -367,7 +367,8 @@ impl<'a> View<'a> {
             return Ok(decision);
         }
         if self.rules.policy == PolicyKind::Kv && !unreachable {
-            let (slot, placement) = self.by_cost(rng)?;
+            let pool = self.pool_for_cost(rng);
+            let (slot, placement) = self.by_cost(pool.as_ref(), rng)?;
             return Ok(Decision { placement, slot, reason, cause, pin: self.pin_step(pinned, unreachable) });
         }
         let mut open = self.candidates(|worker| self.rank_on(worker));
@@ -378,11 +379,7 @@ impl<'a> View<'a> {
         if open.is_empty() {
             return Err(NoPlacement::Exhausted);
         }
-        let with = |wanted: Opening| {
-            let these = open.iter().filter(|(_, opening)| *opening == wanted);
-            Candidates::new(self.with_less_work(these.map(|(candidate, _)| *candidate).collect()))
-        };
-        let Some(candidates) = with(Opening::Free).or_else(|| with(Opening::Leaving)) else {
+        let Some(candidates) = self.with_room(&open) else {
             return Err(NoPlacement::Wait(WaitFor::Any));
         };
         let candidates = self.in_one_pool(candidates, rng);
@@ -396,6 +393,25 @@ impl<'a> View<'a> {
             cause,
             pin: self.pin_step(pinned, unreachable),
         })
+    }
+
+    /// The candidates that have room; those that say that they take nothing new only where there are no others.
+    fn with_room(&self, open: &[(Candidate<'a>, Opening)]) -> Option<Candidates<'a>> {
+        let with = |wanted: Opening| {
+            let these = open.iter().filter(|(_, opening)| *opening == wanted);
+            Candidates::new(self.with_less_work(these.map(|(candidate, _)| *candidate).collect()))
+        };
+        with(Opening::Free).or_else(|| with(Opening::Leaving))
+    }
+
+    /// The pool in which costs are compared, where the configuration has any.
+    fn pool_for_cost(&self, rng: &mut dyn Rng) -> Option<Pool> {
+        if self.fleet.pools().rules.is_empty() {
+            return None;
+        }
+        let candidates = self.with_room(&self.candidates(|worker| self.rank_on(worker)))?;
+        let chosen = self.in_one_pool(candidates, rng);
+        chosen.as_slice().first().map(|candidate| candidate.worker.spec.pool.clone())
     }
 
     /// The candidates of the pool that the session is in, or that is chosen for it.

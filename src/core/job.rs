@@ -88,7 +88,9 @@ fn doubling((first, longest): (Duration, Duration), times: u64) -> Duration {
 /// and how often this message was delivered, from 1.
 pub fn attempts_before(named: u32, delivered: u64) -> u32 {
     let earlier = u32::try_from(delivered.saturating_sub(1)).unwrap_or(u32::MAX);
-    named.saturating_add(earlier.saturating_mul(ATTEMPTS_PER_DELIVERY))
+    let before = named.saturating_add(earlier.saturating_mul(ATTEMPTS_PER_DELIVERY));
+    // This delivery's attempts are numbers too.
+    before.min(u32::MAX - ATTEMPTS_PER_DELIVERY)
 }
 
 #[cfg(test)]
@@ -136,6 +138,6 @@ mod tests {
             let last = attempts_before(named, delivered) + ATTEMPTS_PER_DELIVERY;
             assert!(attempts_before(named, delivered + 1) + 1 > last);
         }
-        assert_eq!(attempts_before(u32::MAX, u64::MAX), u32::MAX);
+        assert_eq!(attempts_before(u32::MAX, u64::MAX), u32::MAX - ATTEMPTS_PER_DELIVERY);
     }
 }

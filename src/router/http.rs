@@ -52,7 +52,8 @@ impl Router {
         self.metrics.jobs.held.set(count(jobs.map_or(0, |jobs| jobs.held())));
         gauges.bucket_unreachable.set(i64::from(self.pins.is_unreachable()));
         gauges.pins_owed.set(count(self.pins.owed()));
-        let (lanes, store) = ([&self.intake, &self.dispatch], self.pins.bucket.link());
+        let (mut lanes, store) = (vec![&self.intake, &self.dispatch], self.pins.bucket.link());
+        lanes.extend(jobs.map(|jobs| jobs.lane()));
         let slow: u64 =
             lanes.iter().map(|lane| lane.slow_consumer_events()).sum::<u64>() + store.slow_consumer_events();
         gauges.slow_consumers.set(i64::try_from(slow).unwrap_or(i64::MAX));

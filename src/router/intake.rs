@@ -98,7 +98,10 @@ pub async fn leave(router: &Router) {
 
 fn cancel(router: &Router, message: &Message) {
     if let Some((_, id)) = message.subject().rsplit_once('.') {
-        router.state().live.cancel(id);
+        let found = router.state().live.cancel(id);
+        if let (0, Some(jobs)) = (found, &router.jobs) {
+            jobs.note_cancel(id);
+        }
     }
 }
 

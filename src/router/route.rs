@@ -426,7 +426,11 @@ impl Request {
             let worker = decision.placement.worker.as_str();
             let error = self.failure_at(worker, failure);
             return Err(match &mut self.job {
-                Some(job) => job.attempt_failed(worker, error),
+                Some(job) if failure == Failure::Draining => {
+                    let error = job.refused(worker, error);
+                    job.attempt_failed(error)
+                }
+                Some(job) => job.attempt_failed(error),
                 None => error,
             });
         }

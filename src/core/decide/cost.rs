@@ -6,7 +6,7 @@ use rand::{Rng, RngExt as _};
 use super::balance::Means;
 use super::{NoPlacement, RankHint, View, WaitFor};
 use crate::core::fleet::{RankWork, Worker, WorkerSlot};
-use crate::core::id::{DpRank, Origin, Placement};
+use crate::core::id::{DpRank, Origin, Placement, Pool};
 use crate::core::kv::Held;
 use crate::core::weighing::Weighing;
 
@@ -86,14 +86,19 @@ impl<'a> View<'a> {
     }
 
     /// A placement by cost.
-    pub(super) fn by_cost(&self, rng: &mut dyn Rng) -> Result<(WorkerSlot, Placement), NoPlacement> {
+    pub(super) fn by_cost(
+        &self,
+        pool: Option<&Pool>,
+        rng: &mut dyn Rng,
+    ) -> Result<(WorkerSlot, Placement), NoPlacement> {
         let costs = self.costs();
         let heat = self.fleet.weighing().temperature * f64::from(self.ask.prompt.tokens.max(1));
         // Whoever has more than their share, and whoever says that it takes nothing new, is only taken where nobody else may
         // have the request.
         let (mut best, mut over, mut leaving) = (Best::new(), Best::new(), Best::new());
         let mut full = false;
-        for (slot, worker) in self.allowed() {
+        let within = |worker: &Worker| pool.is_none_or(|pool| *pool == worker.spec.pool);
+        for (slot, worker) in self.allowed().filter(|(_, worker)| within(worker)) {
             let share = 1.0 / worker.spec.weight;
             let leaves = worker.is_leaving(self.now);
             let easy = self.ask.excluded.is_empty() && worker.has_room_on_every_rank(self.now);

@@ -10,6 +10,8 @@ pub struct Delivery {
     pub delivered: u64,
     /// Its sequence in the stream.
     pub sequence: u64,
+    /// When it was stored, in ms since 1970 by the server's clock.
+    pub stored_ms: u64,
 }
 
 /// What the consumer is told of a delivery.
@@ -38,8 +40,13 @@ impl Delivery {
         if tokens[..2] != ["$JS", "ACK"] {
             return None;
         }
-        let number = |index: usize| tokens.get(index)?.parse().ok();
-        Some(Self { ack: reply.to_owned(), delivered: number(first)?, sequence: number(first + 1)? })
+        let number = |index: usize| tokens.get(index)?.parse::<u64>().ok();
+        Some(Self {
+            ack: reply.to_owned(),
+            delivered: number(first)?,
+            sequence: number(first + 1)?,
+            stored_ms: number(first + 3)? / 1_000_000,
+        })
     }
 
     /// Where it is answered.
@@ -72,7 +79,7 @@ mod tests {
             "$JS.ACK.hub.acchash.rankpin_jobs.router.3.17.21.1700000000000000000.5.random",
         ] {
             let delivery = Delivery::parse(reply).expect(reply);
-            assert_eq!((delivery.delivered, delivery.sequence), (3, 17));
+            assert_eq!((delivery.delivered, delivery.sequence, delivery.stored_ms), (3, 17, 1_700_000_000_000));
             assert_eq!(delivery.ack_subject(), reply);
         }
         for other in ["_INBOX.a.b", "$JS.ACK.s.c.x.1.2.3.4", "$JS.ACK.s.c.1.2", "", "$JS.API.s.c.1.2.3.4.5"] {

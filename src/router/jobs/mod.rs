@@ -6,6 +6,7 @@
 //! line of [`super::route`], and keeps its ack wait from passing; [`settle`] draws the consequence. [`provide`] makes
 //! the streams. Where that can't be done, there are no jobs, and requests are routed as ever.
 
+mod cancels;
 mod delivery;
 mod metrics;
 mod provide;
@@ -13,6 +14,7 @@ mod pull;
 mod run;
 mod settle;
 
+use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -20,11 +22,13 @@ use std::time::Duration;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::task::JoinSet;
 
+use self::cancels::Cancels;
 use self::delivery::{Ack, Delivery};
 pub use self::metrics::JobMetrics;
 use self::pull::Signal;
-use super::state::Router;
+use super::state::{Router, unix_ms};
 use crate::core::error::RouteError;
+use crate::core::id::RequestId;
 use crate::core::job::{self, Attempts};
 use crate::nats::{JetStream, Lane, Lines};
 use crate::wire::event::Rejection;
@@ -55,6 +59,10 @@ pub struct Jobs {
     held: AtomicUsize,
     /// Ack wait of the consumer, in ms.
     ack_wait_ms: AtomicU64,
+    /// Cancels of what this router does not have.
+    cancels: Mutex<Cancels>,
+    /// Differences of streams that the log has told of.
+    told: Mutex<HashSet<String>>,
 }
 
 /// What a request has besides where it is a job.
@@ -84,7 +92,14 @@ impl Jobs {
             stopping: AtomicBool::new(false),
             held: AtomicUsize::new(0),
             ack_wait_ms: AtomicU64::new(0),
+            cancels: Mutex::default(),
+            told: Mutex::default(),
         }
+    }
+
+    /// The connection on which jobs are pulled and acknowledged.
+    pub fn lane(&self) -> &Lane {
+        &self.lane
     }
 
     /// Whether jobs are taken.
@@ -95,6 +110,15 @@ impl Jobs {
     /// How many are held.
     pub fn held(&self) -> usize {
         self.held.load(Ordering::Relaxed)
+    }
+
+    /// Something was cancelled that this router does not have.
+    pub fn note_cancel(&self, id: &str) {
+        self.cancels.lock().unwrap_or_else(PoisonError::into_inner).note(id, unix_ms());
+    }
+
+    fn was_cancelled(&self, id: &RequestId, delivery: &Delivery) -> bool {
+        self.cancels.lock().unwrap_or_else(PoisonError::into_inner).hit(id.as_str(), delivery.stored_ms)
     }
 
     fn ack_wait(&self) -> Duration {
@@ -147,14 +171,17 @@ impl JobPart {
         self.refusal = Some(rejection.message.clone());
     }
 
-    /// An attempt has failed: that is what the delivery ends with, in the worker's own words where it has said why.
-    pub fn attempt_failed(&mut self, worker: &str, error: RouteError) -> RouteError {
+    /// An attempt has failed: that is what the delivery ends with.
+    pub fn attempt_failed(&mut self, error: RouteError) -> RouteError {
         self.attempts = Attempts::OneFailed;
-        match (self.refusal.take(), error) {
-            (Some(words), RouteError::NoWorker(_)) => {
-                RouteError::NoWorker(format!("worker {worker:?} refused it: {words}"))
-            }
-            (_, error) => error,
+        error
+    }
+
+    /// The error of a worker that has refused, in its own words where it has said why.
+    pub fn refused(&mut self, worker: &str, error: RouteError) -> RouteError {
+        match self.refusal.take() {
+            Some(words) => RouteError::NoWorker(format!("worker {worker:?} refused it: {words}")),
+            None => error,
         }
     }
 }

@@ -1,10 +1,12 @@
 //! The streams of jobs, and the consumer: made where they are missing, never changed where they are there.
 
+use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use super::Jobs;
 use crate::config::JobsConfig;
+use crate::core::id::{Model, RequestId};
 use crate::core::mode::{Provision, StreamStorage};
 use crate::nats::JetStreamError;
 use crate::nats::jetstream::{AckPolicy, ConsumerConfig, Discard, Retention, Storage, StreamConfig};
@@ -20,6 +22,9 @@ const MAX_ACK_PENDING: i64 = 65_536;
 const MAX_DEAD: i64 = 1 << 20;
 /// How long the other streams remember message ids.
 const DUPLICATE_WINDOW: Duration = Duration::from_secs(120);
+
+/// Differences that the log tells of.
+const MAX_TOLD: usize = 64;
 
 /// Why there are no jobs.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -59,8 +64,26 @@ pub async fn provide(router: &Router, jobs: &Jobs) -> Result<(), JobsOff> {
     }
     let stream = router.subjects.jobs_stream();
     let found = provide_consumer(jobs, &stream, &consumer(&router.subjects), mode).await?;
+    check_permissions(router, jobs).await?;
     let ack_wait = u64::try_from(found.ack_wait.as_millis()).unwrap_or(u64::MAX);
     jobs.ack_wait_ms.store(ack_wait, Ordering::Relaxed);
+    Ok(())
+}
+
+/// Asks for what stands under subjects to which the router will have to publish: nothing is stored by that, and a
+/// missing permission shows before jobs are taken that could not be settled.
+async fn check_permissions(router: &Router, jobs: &Jobs) -> Result<(), JobsOff> {
+    let (subjects, nobody) = (&router.subjects, "rankpin-permission-check");
+    let id = RequestId::new(nobody).expect("letters and dashes are an id");
+    let model = Model::new(nobody).expect("letters and dashes are a name");
+    for subject in [subjects.result(&id), subjects.job(&model), subjects.dead(nobody)] {
+        // Other errors are no matter: a stream that is full refuses too.
+        if let Err(error @ (JetStreamError::NoAnswer(_) | JetStreamError::NoStream(_))) =
+            jobs.api.last_sequence(&subject).await
+        {
+            return Err(off(jobs, &subject, "published to", &error));
+        }
+    }
     Ok(())
 }
 
@@ -130,7 +153,9 @@ async fn provide_stream(jobs: &Jobs, wanted: &StreamConfig, mode: Provision) -> 
         };
     }
     for difference in found.into_iter().flat_map(|found| stream_differences(&found.config, wanted)) {
-        tracing::warn!(stream = wanted.name, difference, "the stream is not as configured; it is left as it is");
+        if jobs.tells_first(&what, &difference) {
+            tracing::warn!(stream = wanted.name, difference, "the stream is not as configured; it is left as it is");
+        }
     }
     Ok(())
 }
@@ -167,6 +192,14 @@ async fn provide_consumer(
         );
     }
     Ok(found)
+}
+
+impl Jobs {
+    /// Whether the log has not told of this difference yet: streams are looked at again whenever a pull was refused.
+    fn tells_first(&self, what: &str, difference: &str) -> bool {
+        let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
+        told.len() < MAX_TOLD && told.insert(format!("{what}: {difference}"))
+    }
 }
 
 /// The server tells of a missing permission on the side, and does not answer.

@@ -17,11 +17,11 @@ use crate::wire::subject::JOBS_CONSUMER;
 
 /// Most jobs that are asked for at once: several routers share a short queue evenly.
 const MAX_BATCH: usize = 32;
-/// How long the server keeps a pull.
-const EXPIRES: Duration = Duration::from_secs(20);
-const EXPIRES_NS: u64 = EXPIRES.as_secs() * 1_000_000_000;
-/// A pull of which nothing was heard for so long after that is forgotten.
-const GRACE: Duration = Duration::from_secs(5);
+/// How long the server keeps a pull, and how often it says so meanwhile, in seconds.
+const EXPIRES_S: u64 = 60;
+const HEARTBEAT_S: u64 = 5;
+/// A pull of which nothing was heard for so long is gone: with its server, or with the consumer's leader.
+const SILENCE: Duration = Duration::from_secs(2 * HEARTBEAT_S + 2);
 /// Pause after a pull that was refused.
 const REFUSED_PAUSE: Duration = Duration::from_secs(1);
 /// First and longest pause before streams that can't be had are looked for again.
@@ -88,9 +88,10 @@ pub async fn pull(
     while !jobs.is_stopping() {
         match provided {
             Ok(()) => {
-                jobs.on.store(true, Ordering::Relaxed);
                 (told, pause) = (None, OFF_PAUSE.0);
-                tracing::info!(stream = router.subjects.jobs_stream(), max = puller.max, "durable jobs are taken");
+                if !jobs.on.swap(true, Ordering::Relaxed) {
+                    tracing::info!(stream = router.subjects.jobs_stream(), max = puller.max, "durable jobs are taken");
+                }
                 match puller.run(&router).await {
                     Ended::Stopped => return,
                     Ended::Refused => tokio::time::sleep(REFUSED_PAUSE).await,
@@ -147,7 +148,11 @@ impl Puller {
         self.pulls += 1;
         self.open = batch;
         let subject = format!("$JS.API.CONSUMER.MSG.NEXT.{}.{JOBS_CONSUMER}", router.subjects.jobs_stream());
-        let ask = serde_json::json!({ "batch": batch, "expires": EXPIRES_NS }).to_string();
+        let ns = |seconds: u64| seconds * 1_000_000_000;
+        let ask = serde_json::json!({
+            "batch": batch, "expires": ns(EXPIRES_S), "idle_heartbeat": ns(HEARTBEAT_S),
+        });
+        let ask = ask.to_string();
         let inbox = format!("{}{}", self.jobs.inbox, self.pulls);
         if let Err(error) = self.jobs.lane.publish(&subject, Some(&inbox), &Lines::new(), ask.as_bytes().into()) {
             tracing::debug!(%error, "jobs could not be asked for");
@@ -157,16 +162,20 @@ impl Puller {
     /// Waits until the pull has brought all that it may, or has ended otherwise: with this status, where the server
     /// says so.
     async fn follow(&mut self) -> Option<u16> {
-        let (until, connects) = (Instant::now() + EXPIRES + GRACE, self.jobs.lane.connects());
+        let (mut until, connects) = (Instant::now() + SILENCE, self.jobs.lane.connects());
         let mut state = self.jobs.lane.state();
         while self.open > 0 && !self.jobs.is_stopping() {
             // Cancel-safe: signals and state stay where they are until they are taken.
             tokio::select! {
                 signal = self.heard.recv() => match signal {
-                    Some(Signal::Came) => self.open -= 1,
-                    Some(Signal::Status(number, status)) if number == self.pulls && status != status::HEARTBEAT => {
-                        return Some(status);
+                    Some(Signal::Came) => {
+                        self.open -= 1;
+                        until = Instant::now() + SILENCE;
                     }
+                    Some(Signal::Status(number, status::HEARTBEAT)) if number == self.pulls => {
+                        until = Instant::now() + SILENCE;
+                    }
+                    Some(Signal::Status(number, status)) if number == self.pulls => return Some(status),
                     Some(Signal::Ended | Signal::Status(..) | Signal::Stop) => {}
                     None => return None,
                 },

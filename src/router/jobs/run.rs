@@ -63,7 +63,8 @@ async fn serve(router: &Arc<Router>, jobs: &Arc<Jobs>, message: Message, deliver
         Ok(true) => return job.already_done(),
         Err(problem) => return job.delay(&problem.to_string()),
     }
-    let admitted = match refused {
+    let cancelled = jobs.was_cancelled(&job.id, delivery).then_some(RouteError::Cancelled);
+    let admitted = match cancelled.or(refused) {
         Some(error) => Err(error),
         None => admit(router, message, &job).await,
     };
@@ -197,8 +198,7 @@ impl Request {
         let stored = jobs.store_result(&self.router.subjects.result(&self.id), headers, answer.payload_bytes()).await;
         stored.map_err(|problem| {
             let error = RouteError::NoWorker(format!("the result could not be stored: {problem}"));
-            let worker = decision.placement.worker.as_str();
-            self.job.as_mut().expect("it is a job").attempt_failed(worker, error)
+            self.job.as_mut().expect("it is a job").attempt_failed(error)
         })
     }
 }

@@ -93,7 +93,8 @@ impl Job<'_> {
         if self.is_done().await? {
             return Ok("already_done");
         }
-        let failures = self.tried.failures + 1;
+        // Whoever forges a message id may have written any number there.
+        let failures = self.tried.failures.saturating_add(1);
         let dead = failures >= MAX_FAILURES;
         let mut headers: Headers = self.headers().iter().filter(|(name, _)| header::stays_on_job(name)).collect();
         headers.set(header::REQUEST_ID, self.id.as_str());

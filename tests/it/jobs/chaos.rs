@@ -120,9 +120,10 @@ async fn submit(jobs: &Jobs, count: usize) {
 /// JOBS, FAULTS, SEED.
 fn wanted() -> (usize, usize, u64) {
     let Ok(text) = std::env::var("RANKPIN_CHAOS_JOBS") else { return (240, 8, 7) };
-    let numbers: Vec<u64> = text.split_whitespace().map(|word| word.parse().expect("numbers")).collect();
-    let [jobs, faults, seed] = numbers[..] else { panic!("RANKPIN_CHAOS_JOBS=\"JOBS FAULTS SEED\"") };
-    (jobs as usize, faults as usize, seed)
+    let words: Vec<&str> = text.split_whitespace().collect();
+    let [jobs, faults, seed] = words[..] else { panic!("RANKPIN_CHAOS_JOBS=\"JOBS FAULTS SEED\"") };
+    let number = |word: &str| word.parse().expect("a number");
+    (number(jobs), number(faults), seed.parse().expect("a number"))
 }
 
 #[tokio::test]

@@ -184,6 +184,19 @@ async fn one_that_no_router_has_is_cancelled_by_its_result() {
 }
 
 #[tokio::test]
+async fn one_that_no_router_has_at_the_moment_is_cancelled_when_it_comes() {
+    let cluster = Cluster::start().await;
+    let jobs = connect(&cluster.server).await;
+    jobs.submit(&job("j")).await.expect("it is taken");
+    let delayed = async || (cluster.routers[0].metric_where("job_deliveries", "delayed").await >= 1.0).then_some(());
+    eventually("it is put off", PATIENCE, delayed).await;
+    cluster.cancel("j").await;
+    let result = result(&jobs, "j").await;
+    assert_eq!(result.failure.map(|failure| failure.status), Some(499));
+    all_acknowledged(&jobs).await;
+}
+
+#[tokio::test]
 async fn a_plain_responder_serves_jobs() {
     let server = NatsServer::start();
     let dir = tempfile::tempdir().expect("a temp directory");

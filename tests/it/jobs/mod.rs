@@ -7,6 +7,7 @@ mod failures;
 mod life;
 mod poison;
 mod provision;
+mod worker;
 
 use std::time::Duration;
 

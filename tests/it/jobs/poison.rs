@@ -1,11 +1,12 @@
 //! Messages in the stream that nobody can read.
 
 use async_nats::jetstream;
+use futures_util::StreamExt as _;
 
 use super::{LONG, all_acknowledged, connect, job, result, serve};
 use crate::support::cluster::Cluster;
 use crate::support::worker::{Behaviour, Dispatch};
-use crate::support::{RawClient, eventually};
+use crate::support::{PATIENCE, RawClient, eventually, settle};
 
 #[tokio::test]
 async fn header_blocks_that_kill_clients_stop_no_router_and_are_deleted() {
@@ -17,6 +18,10 @@ async fn header_blocks_that_kill_clients_stop_no_router_and_are_deleted() {
         async move { serve(&client, &dispatch).await }
     });
     let worker = cluster.worker("w").behaves(behaviour).start().await;
+    // The control: a client of the library dies of the first one, and every subscription with it.
+    let victim = cluster.server.client().await;
+    let mut control = victim.subscribe("rankpin.job.>").await.expect("subscribes");
+    settle(&victim).await;
     let mut raw = RawClient::connect(&cluster.server).await;
     // The first one panics the client library's connection task, the others drop its connection.
     let blocks: [&[u8]; 4] = [
@@ -29,7 +34,8 @@ async fn header_blocks_that_kill_clients_stop_no_router_and_are_deleted() {
         raw.publish("rankpin.job.m", None, block, b"{}").await;
     }
     raw.settle().await;
-    // The control: a client of the library dies of it, so this test is about something.
+    let end = tokio::time::timeout(PATIENCE, control.next()).await.expect("the subscription ends");
+    assert!(end.is_none(), "the client survived what killed it before");
     let stream = jetstream::new(cluster.server.client().await).get_stream("rankpin_jobs").await.expect("it is there");
     assert_eq!(stream.cached_info().state.messages, 4, "the server takes such messages");
     for n in 0..8 {

@@ -60,19 +60,31 @@ async fn a_router_that_takes_no_jobs_makes_no_streams() {
 
 #[tokio::test]
 async fn where_they_may_not_be_had_requests_are_routed_all_the_same() {
-    let config = r#"authorization { users: [
-        { user: admin, password: p }
-        { user: router, password: p, permissions: {
-            publish: { allow: ">", deny: ["$JS.API.STREAM.*.rankpin_jobs", "$JS.API.STREAM.*.rankpin_results"] }
-            subscribe: { allow: ">" } } }
-    ] }"#;
-    let server = NatsServer::start_with(Options { config: config.into(), ..Options::default() });
-    let url = format!("nats://router:p@127.0.0.1:{}", server.port());
-    let router = RouterTask::start(&url, &[]).await;
-    let cluster = Cluster::of(server, router, "admin", "p").await;
-    let _w = cluster.worker("w").start().await;
-    assert_eq!(cluster.at("s").await, "w");
-    assert_eq!(cluster.routers[0].metric("jobs_enabled").await, 0.0);
+    for denied in ["$JS.API.STREAM.*.rankpin_jobs", "$JS.API.CONSUMER.*.rankpin_jobs.>", "rankpin.result.*"] {
+        let config = format!(
+            r#"authorization {{ users: [
+                {{ user: admin, password: p }}
+                {{ user: router, password: p, permissions: {{
+                    publish: {{ allow: ">", deny: ["{denied}"] }}, subscribe: {{ allow: ">" }} }} }}
+            ] }}"#
+        );
+        let server = NatsServer::start_with(Options { config, ..Options::default() });
+        let url = format!("nats://router:p@127.0.0.1:{}", server.port());
+        let router = RouterTask::start(&url, &[]).await;
+        let cluster = Cluster::of(server, router, "admin", "p").await;
+        let _w = cluster.worker("w").start().await;
+        assert_eq!(cluster.at("s").await, "w", "{denied}");
+        assert_eq!(cluster.routers[0].metric("jobs_enabled").await, 0.0, "{denied}");
+    }
+}
+
+#[tokio::test]
+async fn where_the_server_refuses_them_requests_are_routed_all_the_same() {
+    let server = NatsServer::start();
+    let router = RouterProcess::start("router", &server, &["--jobs-replicas", "3"]).await;
+    let told = async || router.process.log().contains("stream rankpin_jobs can't be made").then_some(());
+    eventually("the log says why there are no jobs", PATIENCE, told).await;
+    assert_eq!((router.metric("jobs_enabled").await, router.get("/readyz").await.0), (0.0, 200));
 }
 
 #[tokio::test]
@@ -91,6 +103,30 @@ async fn missing_streams_are_told_and_found_once_somebody_makes_them() {
     jobs.submit(&job("j").header("Rankpin-Target-Dp-Rank", "none")).await.expect("it is taken");
     let _sim = super::crash::sim(&server, "w", &[]);
     assert_eq!(result(&jobs, "j").await.failure.map(|failure| failure.status), Some(400));
+}
+
+#[tokio::test]
+async fn one_job_too_many_is_refused_when_it_is_submitted() {
+    let cluster = Cluster::with(1, &[("jobs.max_messages", "2")]).await;
+    let jobs = connect(&cluster.server).await;
+    for n in 0..2 {
+        jobs.submit(&job(&format!("j{n}"))).await.expect("it is taken");
+    }
+    let error = jobs.submit(&job("j2")).await.expect_err("there is no room");
+    assert!(error.to_string().contains("maximum messages exceeded"), "{error}");
+}
+
+#[tokio::test]
+async fn a_consumer_that_somebody_deletes_is_made_again() {
+    let cluster = Cluster::start().await;
+    let jobs = connect(&cluster.server).await;
+    let _w = cluster.worker("w").behaves(Behaviour::Reject(404, "not_mine")).start().await;
+    let stream = jetstream::new(cluster.client.clone()).get_stream("rankpin_jobs").await.expect("it is made");
+    stream.delete_consumer("router").await.expect("it is deleted");
+    jobs.submit(&job("j")).await.expect("it is taken");
+    assert_eq!(result(&jobs, "j").await.failure.map(|failure| failure.code), Some("not_mine".into()));
+    let made = stream.get_consumer::<consumer::pull::Config>("router").await;
+    assert_eq!(made.expect("it is made again").cached_info().config.ack_wait, Duration::from_secs(30));
 }
 
 #[tokio::test]

@@ -87,7 +87,7 @@ impl Field {
         )
     }
 
-    async fn worker(&self, start: u32, size: u32) -> Worker {
+    pub async fn worker(&self, start: u32, size: u32) -> Worker {
         start_worker(self.options(start, size)).await
     }
 
