@@ -26,14 +26,15 @@ impl<'a> Best<'a> {
         Self { cost: f64::INFINITY, ties: 0, at: None }
     }
 
+    /// One that costs no more.
     fn offer(&mut self, cost: f64, at: (WorkerSlot, &'a Worker, usize), rng: &mut dyn Rng) {
         if cost < self.cost || self.at.is_none() {
             *self = Self { cost, ties: 1, at: Some(at) };
-        } else if cost <= self.cost {
-            self.ties += 1;
-            if rng.random_range(0..self.ties) == 0 {
-                self.at = Some(at);
-            }
+            return;
+        }
+        self.ties += 1;
+        if rng.random_range(0..self.ties) == 0 {
+            self.at = Some(at);
         }
     }
 }
@@ -73,9 +74,9 @@ impl Costs {
     /// Of a rank, in tokens; and whether its recent work passes the limit. `share`: one over its worker's weight.
     fn of(&self, rank: &RankWork, share: f64) -> (f64, bool) {
         let held = rank.number.map_or(0, |number| self.held.at(number));
-        let work = self.given * rank.work.prompt + self.missed * rank.work.missed;
+        let work = self.given * rank.prompt + self.missed * rank.missed;
         let cost = self.base - self.prefill * f64::from(held) + self.load * rank.to_prefill() + share * work;
-        (cost, share * rank.work.prompt > self.most)
+        (cost, share * rank.prompt > self.most)
     }
 }
 
@@ -94,6 +95,7 @@ impl<'a> View<'a> {
         let mut full = false;
         for (slot, worker) in self.allowed() {
             let share = 1.0 / worker.spec.weight;
+            let ranks = worker.ranks_work();
             let easy = self.ask.excluded.is_empty() && worker.has_room_on_every_rank(self.now);
             for place in self.places(worker) {
                 if !easy {
@@ -106,14 +108,16 @@ impl<'a> View<'a> {
                         continue;
                     }
                 }
-                let (mut cost, is_over) = costs.of(worker.rank_work(place), share);
+                let (mut cost, is_over) = costs.of(ranks.get(place).unwrap_or_else(|| worker.rank_work(place)), share);
                 if heat > 0.0 {
                     // The least of costs with Gumbel noise is a draw with the chances exp(-cost / heat).
                     let u: f64 = rng.random::<f64>().max(f64::MIN_POSITIVE);
                     cost += heat * (-u.ln()).ln();
                 }
                 let list = if is_over { &mut over } else { &mut best };
-                list.offer(cost, (slot, worker, place), rng);
+                if cost <= list.cost {
+                    list.offer(cost, (slot, worker, place), rng);
+                }
             }
         }
         match best.at.or(over.at) {
