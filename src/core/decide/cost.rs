@@ -13,6 +13,10 @@ use crate::core::weighing::Weighing;
 /// Prompts of mean size that a rank's load counts where its recent work is twice the mean.
 const BALANCE_PROMPTS: f64 = 4.0;
 
+/// What a token counts that is to be prefilled before the request: it costs time, as one of its own does, but no work,
+/// and whoever avoids a short wait for a prompt that is cached elsewhere makes others wait for longer.
+const WAITING: f64 = 0.25;
+
 /// The best so far.
 struct Best<'a> {
     cost: f64,
@@ -64,7 +68,7 @@ impl Costs {
             held,
             base: weighing.prefill * tokens - balance * less,
             prefill: weighing.prefill,
-            load: weighing.load,
+            load: weighing.load * WAITING,
             given: balance * given,
             missed: balance * missed,
             most: means.map_or(f64::INFINITY, Means::most),

@@ -100,7 +100,6 @@ impl RankWork {
 }
 
 /// Figures of this size need not be exact.
-#[expect(clippy::cast_possible_truncation, clippy::cast_precision_loss, reason = "see above")]
 fn about(tokens: u64) -> f32 {
     tokens as f32
 }
@@ -475,3 +474,6 @@ impl Worker {
         self.rank_work(place).number
     }
 }
+
+#[cfg(test)]
+mod tests;
