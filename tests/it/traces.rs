@@ -49,8 +49,8 @@ fn references(trace: &Trace, setup: &Setup) -> Vec<Measured> {
 }
 
 #[track_caller]
-fn near(found: f64, wanted: f64) {
-    assert!((found - wanted).abs() <= 0.004, "{found}, and not {wanted}");
+fn near(found: f64, wanted: f64, most: f64) {
+    assert!((found - wanted).abs() <= most, "{found}, and not {wanted}");
 }
 
 /// Ten sessions with a common opening of 50 blocks, of ten turns each, in rounds.
@@ -79,12 +79,11 @@ fn the_harness_agrees_with_another_one() {
     ] {
         let Some(trace) = recorded(name) else { continue };
         let setup = Setup { prefill_rate: 1e12, ..setup() };
-        near(replay(&trace, &setup, &Named::Ideal).hit_share, wanted[0]);
+        near(replay(&trace, &setup, &Named::Ideal).hit_share, wanted[0], 0.001);
         for (found, wanted) in references(&trace, &setup).iter().zip(&wanted[1..]) {
-            // Of 20 sessions chance makes more of a difference.
-            if found.name != "random" || trace.sessions > 100 {
-                near(found.hit_share, *wanted);
-            }
+            // What is drawn by chance differs more, and most of few sessions.
+            let most = if found.name == "random" { 0.02 } else { 0.004 };
+            near(found.hit_share, *wanted, most);
         }
     }
 }
@@ -108,12 +107,8 @@ fn conversations_that_share_openings_are_placed_by_them_and_herd_nowhere() {
 fn a_few_sessions_stay_where_they_are() {
     let trace = Trace::read(small().as_bytes()).expect("it is valid");
     let ideal = replay(&trace, &setup(), &Named::Ideal);
-    for (mode, policy) in [
-        (AffinityMode::Hard, PolicyKind::LeastLoaded),
-        (AffinityMode::Soft, PolicyKind::LeastLoaded),
-        (AffinityMode::Soft, PolicyKind::Kv),
-    ] {
-        let run = replay(&trace, &setup(), &core(mode, policy));
+    for mode in [AffinityMode::Hard, AffinityMode::Soft] {
+        let run = replay(&trace, &setup(), &core(mode, PolicyKind::LeastLoaded));
         assert_eq!(run.moves, 0, "{run:?}");
         assert!(run.hit_share <= ideal.hit_share && run.hit_share > ideal.hit_share - 0.1, "{run:?} {ideal:?}");
     }
