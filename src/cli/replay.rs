@@ -83,7 +83,7 @@ pub struct Args {
     kv_temperature: f64,
 
     /// As the router's setting of this name
-    #[arg(long, value_name = "NUMBER|off", default_value = "1.15", value_parser = limit)]
+    #[arg(long, value_name = "NUMBER|off", default_value = "1.12", value_parser = limit)]
     balance_limit: Limit,
 
     /// As the router's setting of this name

@@ -108,7 +108,7 @@ pub(super) static KV_TEMPERATURE: Setting = Setting::new(
 pub(super) static BALANCE_LIMIT: Setting = Setting::new(
     "balance_limit",
     "NUMBER|off",
-    "1.15",
+    "1.12",
     "How many times the fleet's mean of recent work a rank may have before soft affinity moves its sessions and the policy kv \
      places elsewhere",
 );

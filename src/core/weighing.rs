@@ -16,7 +16,7 @@ pub struct Weighing {
 
 impl Weighing {
     /// Where nothing is configured.
-    pub const DEFAULT: Self = Self { prefill: 1.0, load: 1.0, temperature: 0.0, limit: Some(1.15) };
+    pub const DEFAULT: Self = Self { prefill: 1.0, load: 1.0, temperature: 0.0, limit: Some(1.12) };
 }
 
 impl Default for Weighing {

@@ -35,6 +35,13 @@ pub struct WorkerSpec {
     pub subject: Option<Arc<str>>,
 }
 
+impl WorkerSpec {
+    /// How much of the fleet's work it should have.
+    pub fn shares(&self) -> f64 {
+        self.weight * f64::from(self.ranks.size())
+    }
+}
+
 /// State of a worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WorkerState {

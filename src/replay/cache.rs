@@ -54,7 +54,7 @@ impl Cache {
     /// Gives up what is too much, from the end of the prompt that was not used for longest.
     fn give_up(&mut self) {
         let Some((used, runs, passed)) = self.order.front_mut() else { return };
-        for block in runs.from_end(*passed) {
+        for block in runs.backwards(*passed) {
             if self.used.len() <= self.capacity {
                 return;
             }

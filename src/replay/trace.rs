@@ -90,9 +90,8 @@ impl Trace {
     /// Reads lines.
     pub fn read(mut lines: impl BufRead) -> Result<Self, TraceError> {
         let mut text = Vec::new();
-        let Head { trace, block_tokens } = match next(&mut lines, &mut text, 1)? {
-            Some(head) => head,
-            None => return Err(wrong(1, "the trace is empty")),
+        let Some(Head { trace, block_tokens }) = next(&mut lines, &mut text, 1)? else {
+            return Err(wrong(1, "the trace is empty"));
         };
         if block_tokens == 0 {
             return Err(wrong(1, "block_tokens is 0"));
@@ -157,7 +156,7 @@ impl Runs {
     }
 
     /// All ids from the last to the first, without the last `passed` ones.
-    pub fn from_end(&self, passed: usize) -> impl Iterator<Item = u32> {
+    pub fn backwards(&self, passed: usize) -> impl Iterator<Item = u32> {
         let mut left = passed;
         self.0.iter().rev().flat_map(move |&(first, count)| {
             let skipped = left.min(count as usize);
@@ -192,7 +191,7 @@ mod tests {
         assert_eq!(ids, [0, 1, 2, 7, 8]);
         for passed in 0..6 {
             ids.truncate(5 - passed);
-            assert!(runs.from_end(passed).eq(ids.iter().rev().copied()), "{passed}");
+            assert!(runs.backwards(passed).eq(ids.iter().rev().copied()), "{passed}");
         }
     }
 

@@ -20,4 +20,5 @@ mod sim;
 mod start_stop;
 mod support;
 mod tidy;
+mod traces;
 mod worker;

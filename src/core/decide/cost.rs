@@ -13,6 +13,10 @@ use crate::core::weighing::Weighing;
 /// Prompts of mean size that a rank's load counts where its recent work is twice the mean.
 const BALANCE_PROMPTS: f64 = 4.0;
 
+/// What a token counts that is to be prefilled before the request: it costs time, as one of its own does, but no work,
+/// and whoever avoids a short wait for a prompt that is cached elsewhere makes others wait for longer.
+const WAITING: f64 = 0.25;
+
 /// The best so far.
 struct Best<'a> {
     cost: f64,
@@ -26,14 +30,15 @@ impl<'a> Best<'a> {
         Self { cost: f64::INFINITY, ties: 0, at: None }
     }
 
+    /// One that costs no more.
     fn offer(&mut self, cost: f64, at: (WorkerSlot, &'a Worker, usize), rng: &mut dyn Rng) {
         if cost < self.cost || self.at.is_none() {
             *self = Self { cost, ties: 1, at: Some(at) };
-        } else if cost <= self.cost {
-            self.ties += 1;
-            if rng.random_range(0..self.ties) == 0 {
-                self.at = Some(at);
-            }
+            return;
+        }
+        self.ties += 1;
+        if rng.random_range(0..self.ties) == 0 {
+            self.at = Some(at);
         }
     }
 }
@@ -63,7 +68,7 @@ impl Costs {
             held,
             base: weighing.prefill * tokens - balance * less,
             prefill: weighing.prefill,
-            load: weighing.load,
+            load: weighing.load * WAITING,
             given: balance * given,
             missed: balance * missed,
             most: means.map_or(f64::INFINITY, Means::most),
@@ -73,9 +78,9 @@ impl Costs {
     /// Of a rank, in tokens; and whether its recent work passes the limit. `share`: one over its worker's weight.
     fn of(&self, rank: &RankWork, share: f64) -> (f64, bool) {
         let held = rank.number.map_or(0, |number| self.held.at(number));
-        let work = self.given * rank.work.prompt + self.missed * rank.work.missed;
+        let work = self.given * rank.prompt + self.missed * rank.missed;
         let cost = self.base - self.prefill * f64::from(held) + self.load * rank.to_prefill() + share * work;
-        (cost, share * rank.work.prompt > self.most)
+        (cost, share * rank.prompt > self.most)
     }
 }
 
@@ -101,6 +106,7 @@ impl<'a> View<'a> {
         for (slot, worker) in self.allowed().filter(|(_, worker)| within(worker)) {
             let share = 1.0 / worker.spec.weight;
             let leaves = worker.is_leaving(self.now);
+            let ranks = worker.ranks_work();
             let easy = self.ask.excluded.is_empty() && worker.has_room_on_every_rank(self.now);
             for place in self.places(worker) {
                 if !easy {
@@ -113,7 +119,7 @@ impl<'a> View<'a> {
                         continue;
                     }
                 }
-                let (mut cost, is_over) = costs.of(worker.rank_work(place), share);
+                let (mut cost, is_over) = costs.of(ranks.get(place).unwrap_or_else(|| worker.rank_work(place)), share);
                 if heat > 0.0 {
                     // The least of costs with Gumbel noise is a draw with the chances exp(-cost / heat).
                     let u: f64 = rng.random::<f64>().max(f64::MIN_POSITIVE);
@@ -124,7 +130,9 @@ impl<'a> View<'a> {
                     (false, true) => &mut over,
                     (false, false) => &mut best,
                 };
-                list.offer(cost, (slot, worker, place), rng);
+                if cost <= list.cost {
+                    list.offer(cost, (slot, worker, place), rng);
+                }
             }
         }
         match best.at.or(over.at).or(leaving.at) {

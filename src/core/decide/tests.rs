@@ -347,6 +347,7 @@ fn without_the_bucket_everybody_finds_the_same_worker() {
     }
 }
 
+mod kv;
 mod properties;
 
 #[test]

@@ -61,41 +61,47 @@ impl Default for Fading {
 /// The work of one worker.
 #[derive(Debug, Default)]
 pub(super) struct Works {
+    /// Of its first ranks; the others have `rest`.
     ranks: Vec<RankWork>,
+    rest: RankWork,
+    /// Sequence numbers of the last messages about caches, by place.
+    heard: Vec<Option<u64>>,
     /// Of requests that its engine gave a rank.
     unranked: Work,
     /// Sum over all.
     total: Work,
 }
 
-/// The work of one rank.
+/// The work of one rank. It is small, since a decision may look at thousands.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct RankWork {
-    /// What it was given lately.
-    pub work: Work,
+    /// Tokens of prompts that it was given lately.
+    pub prompt: f64,
+    /// Of these, tokens that were missed.
+    pub missed: f64,
     /// Tokens sent there to be prefilled since its last report.
-    pending: f64,
+    pending: f32,
     /// Tokens to be prefilled there, as its last report says.
-    reported: f64,
+    reported: f32,
     /// Its place in the index, where anything is known of it.
     pub number: Option<RankNumber>,
-    /// Sequence number of the rank's last message about its cache.
-    events: Option<u64>,
 }
 
 impl RankWork {
-    const NONE: Self = Self {
-        work: Work { prompt: 0.0, missed: 0.0, count: 0.0 },
-        pending: 0.0,
-        reported: 0.0,
-        number: None,
-        events: None,
-    };
-
     /// Tokens that it has still to prefill, as far as is known.
     pub fn to_prefill(&self) -> f64 {
-        self.pending + self.reported
+        f64::from(self.pending + self.reported)
     }
+
+    fn give(&mut self, more: Work) {
+        self.prompt += more.prompt;
+        self.missed += more.missed;
+    }
+}
+
+/// Figures of this size need not be exact.
+fn about(tokens: u64) -> f32 {
+    tokens as f32
 }
 
 /// What another router tells of one of its dispatches.
@@ -166,8 +172,8 @@ impl Fleet {
             let Some(worker) = worker else { continue };
             worker.work.total = worker.work.total.times(1.0 / unit);
             worker.work.unranked = worker.work.unranked.times(1.0 / unit);
-            for rank in &mut worker.work.ranks {
-                rank.work = rank.work.times(1.0 / unit);
+            for rank in worker.work.ranks.iter_mut().chain([&mut worker.work.rest]) {
+                (rank.prompt, rank.missed) = (rank.prompt / unit, rank.missed / unit);
             }
         }
         1.0
@@ -215,7 +221,7 @@ impl Fleet {
         let share = (cached_tokens.min(prompt_tokens)) as f64 / prompt_tokens as f64;
         let (held, tokens) = (f64::from(expected.held), f64::from(expected.tokens));
         let more = Work { missed: (held - share * tokens) * unit, ..Work::default() };
-        worker.work.add(place, more, 0.0);
+        worker.work.add(place, more, 0);
         if let Some(number) = place.and_then(|place| worker.work.ranks.get(place)?.number)
             && share * tokens < SHORTFALL * held
         {
@@ -265,14 +271,12 @@ impl Fleet {
         self.handle_event(slot, now);
         let Some(number) = self.number(slot, place) else { return false };
         let Some(worker) = self.get_mut(slot) else { return false };
-        let last = worker.work.rank_mut(place).events.replace(seq);
-        match last {
-            Some(last) if seq <= last => {
-                worker.work.rank_mut(place).events = Some(last);
-                return false;
-            }
-            Some(last) if seq - last > 1 => self.index.clear(number),
-            Some(_) | None => {}
+        let heard = worker.work.heard_mut(place);
+        if heard.is_some_and(|last| seq <= last) {
+            return false;
+        }
+        if heard.replace(seq).is_some_and(|last| seq - last > 1) {
+            self.index.clear(number);
         }
         for event in events {
             match *event {
@@ -299,7 +303,7 @@ impl Fleet {
         let unit = self.unit_to_add(now);
         let Some(worker) = self.get_mut(slot) else { return };
         let more = Work { prompt: f64::from(tokens), missed: f64::from(missed), count: 1.0 };
-        worker.work.add(place, more.times(unit), f64::from(pending));
+        worker.work.add(place, more.times(unit), pending);
     }
 
     /// The rank's place in the index, made where it has none yet.
@@ -330,9 +334,9 @@ impl Fleet {
         if shares <= 0.0 {
             return Works::default();
         }
-        let one = RankWork { work: sum.times(spec.weight / shares), ..RankWork::default() };
-        let total = one.work.times(f64::from(spec.ranks.size()));
-        Works { ranks: vec![one; spec.ranks.size() as usize], unranked: Work::default(), total }
+        let one = sum.times(spec.weight / shares);
+        let rest = RankWork { prompt: one.prompt, missed: one.missed, ..RankWork::default() };
+        Works { rest, total: one.times(f64::from(spec.ranks.size())), ..Works::default() }
     }
 
     /// A worker is gone, or its ranks are others: nothing is known of what they hold.
@@ -351,18 +355,25 @@ impl Fleet {
 impl Works {
     fn rank_mut(&mut self, place: usize) -> &mut RankWork {
         if self.ranks.len() <= place {
-            self.ranks.resize(place + 1, RankWork::default());
+            self.ranks.resize(place + 1, self.rest);
         }
         &mut self.ranks[place]
     }
 
-    fn add(&mut self, place: Option<usize>, more: Work, pending: f64) {
+    fn heard_mut(&mut self, place: usize) -> &mut Option<u64> {
+        if self.heard.len() <= place {
+            self.heard.resize(place + 1, None);
+        }
+        &mut self.heard[place]
+    }
+
+    fn add(&mut self, place: Option<usize>, more: Work, pending: u32) {
         self.total = self.total.and(more);
         match place {
             Some(place) => {
                 let rank = self.rank_mut(place);
-                rank.work = rank.work.and(more);
-                rank.pending += pending;
+                rank.give(more);
+                rank.pending += about(pending.into());
             }
             None => self.unranked = self.unranked.and(more),
         }
@@ -378,18 +389,20 @@ impl Worker {
         if same_caches && old.ranks == spec.ranks {
             return Works::default();
         }
-        let mut ranks = Vec::with_capacity(spec.ranks.size() as usize);
+        let (from, total) = (self.spec.shares(), self.work.total);
+        let mut ranks = Vec::new();
         for rank in spec.ranks.iter() {
             let at = old.ranks.index_of(rank).and_then(|place| self.work.ranks.get_mut(place));
-            let kept = at.map_or(RankWork::default(), |at| {
-                let number = if same_caches { at.number.take() } else { None };
-                RankWork { number, ..*at }
-            });
-            ranks.push(kept);
+            let Some(at) = at else { continue };
+            let number = if same_caches { at.number.take() } else { None };
+            let place = spec.ranks.index_of(rank).expect("it is one of them");
+            ranks.resize(place, self.work.rest);
+            ranks.push(RankWork { number, ..*at });
         }
-        let total = ranks.iter().fold(self.work.unranked, |total, rank| total.and(rank.work));
-        let unranked = self.work.unranked;
-        std::mem::replace(&mut self.work, Works { ranks, unranked, total })
+        // New ranks are guessed to have as much as the others: none gets every session for being new.
+        let total = total.times(spec.shares() / from);
+        let works = Works { ranks, rest: self.work.rest, unranked: self.work.unranked, total, heard: Vec::new() };
+        std::mem::replace(&mut self.work, works)
     }
 
     /// A report says what is still to be prefilled at each of its ranks.
@@ -399,9 +412,7 @@ impl Worker {
         }
         for load in report.ranks.iter().filter(|load| load.prefill_tokens > 0) {
             if let Some(place) = self.spec.ranks.index_of(load.rank) {
-                #[expect(clippy::cast_precision_loss, reason = "tokens at a rank are far below 2^53")]
-                let tokens = load.prefill_tokens as f64;
-                self.work.rank_mut(place).reported = tokens;
+                self.work.rank_mut(place).reported = about(load.prefill_tokens);
             }
         }
     }
@@ -429,7 +440,7 @@ impl Worker {
 
     /// How much of the fleet's work it should have.
     pub fn shares(&self) -> f64 {
-        self.spec.weight * f64::from(self.spec.ranks.size())
+        self.spec.shares()
     }
 
     /// What all of it was given.
@@ -440,14 +451,22 @@ impl Worker {
     /// What a placement was given, for each share of the fleet's work it should have. Without a rank, the mean of all.
     pub fn work_at(&self, rank: Option<DpRank>) -> Work {
         match self.place(rank) {
-            Some(place) => self.rank_work(place).work.times(1.0 / self.spec.weight),
+            Some(place) => {
+                let RankWork { prompt, missed, .. } = *self.rank_work(place);
+                Work { prompt, missed, count: 0.0 }.times(1.0 / self.spec.weight)
+            }
             None => self.work.total.times(1.0 / self.shares()),
         }
     }
 
+    /// The work of its first ranks, by place; all others have what [`Worker::rank_work`] says.
+    pub fn ranks_work(&self) -> &[RankWork] {
+        &self.work.ranks
+    }
+
     /// The work of the rank at a place.
     pub fn rank_work(&self, place: usize) -> &RankWork {
-        self.work.ranks.get(place).unwrap_or(&RankWork::NONE)
+        self.work.ranks.get(place).unwrap_or(&self.work.rest)
     }
 
     /// The place in the index of the rank at a place, where anything is known of it.
@@ -455,3 +474,6 @@ impl Worker {
         self.rank_work(place).number
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -7,6 +7,7 @@
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, Hasher, RandomState};
+use std::num::NonZeroU32;
 
 use super::sessions::Sessions;
 use super::{Mark, Prompt};
@@ -20,11 +21,15 @@ const NONE: u32 = u32::MAX;
 
 /// A rank's place in the index.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct RankNumber(u32);
+pub struct RankNumber(NonZeroU32);
 
 impl RankNumber {
+    fn new(number: u32) -> Self {
+        Self(NonZeroU32::MIN.saturating_add(number))
+    }
+
     pub(super) fn number(self) -> u32 {
-        self.0
+        self.0.get() - 1
     }
 }
 
@@ -46,7 +51,7 @@ pub struct Held(Vec<u32>);
 impl Held {
     /// Of this rank.
     pub fn at(&self, rank: RankNumber) -> u32 {
-        self.0.get(rank.0 as usize).copied().unwrap_or(0)
+        self.0.get(rank.number() as usize).copied().unwrap_or(0)
     }
 }
 
@@ -97,11 +102,11 @@ impl Index {
         match self.free_ranks.pop() {
             Some(number) => {
                 self.ranks[number as usize] = cache;
-                RankNumber(number)
+                RankNumber::new(number)
             }
             None => {
                 self.ranks.push(cache);
-                RankNumber(u32::try_from(self.ranks.len() - 1).expect("there are at most MAX_WORKERS × MAX_RANKS"))
+                RankNumber::new(u32::try_from(self.ranks.len() - 1).expect("there are at most MAX_WORKERS × MAX_RANKS"))
             }
         }
     }
@@ -109,13 +114,13 @@ impl Index {
     /// The rank is gone, with all that was known of it.
     pub fn remove(&mut self, rank: RankNumber) {
         self.clear(rank);
-        self.free_ranks.push(rank.0);
+        self.free_ranks.push(rank.number());
     }
 
     /// Nothing is expected of the rank any more.
     pub fn clear(&mut self, rank: RankNumber) {
-        while self.forget_oldest(rank.0) {}
-        self.sessions.clear(rank.0);
+        while self.forget_oldest(rank.number()) {}
+        self.sessions.clear(rank.number());
     }
 
     /// Entries of all ranks.
@@ -130,7 +135,7 @@ impl Index {
 
     /// Tokens that a rank is expected to hold in all.
     pub fn tokens_at(&self, rank: RankNumber) -> u64 {
-        self.ranks[rank.0 as usize].tokens
+        self.ranks[rank.number() as usize].tokens
     }
 
     /// What every rank is expected to hold of a prompt. `session`: its hash, for ranks of which only events are known.
@@ -158,14 +163,14 @@ impl Index {
     /// The prompt goes to a rank, which will hold it. What was expected of that before, and how many of its marks the
     /// rank is known to have had.
     pub fn learn(&mut self, rank: RankNumber, prompt: &Prompt) -> (Expected, usize) {
-        let known = prompt.marks.iter().rposition(|mark| self.find(rank.0, mark.key).is_some());
+        let known = prompt.marks.iter().rposition(|mark| self.find(rank.number(), mark.key).is_some());
         let (held, used_at) = known.map_or((0, 0), |place| {
             let mark = prompt.marks[place];
-            let entry = self.find(rank.0, mark.key).expect("it was just found");
+            let entry = self.find(rank.number(), mark.key).expect("it was just found");
             (mark.upto, self.entries[entry as usize].used_at)
         });
         self.take(rank, None, &prompt.marks);
-        self.shrink(rank.0);
+        self.shrink(rank.number());
         (Expected { tokens: prompt.tokens, held, used_at }, known.map_or(0, |place| place + 1))
     }
 
@@ -174,22 +179,22 @@ impl Index {
         self.take(rank, behind, tail);
         let mut next = behind.map_or(0, |mark| mark.key);
         for _ in 0..super::MAX_MARKS {
-            let Some(entry) = self.find(rank.0, next) else { break };
-            self.use_again(rank.0, entry);
+            let Some(entry) = self.find(rank.number(), next) else { break };
+            self.use_again(rank.number(), entry);
             next = self.entries[entry as usize].before;
         }
-        self.shrink(rank.0);
+        self.shrink(rank.number());
     }
 
     /// A worker says that less of a prompt was cached than was expected: what had not been used since that was last
     /// used there must be gone too.
     pub fn correct(&mut self, rank: RankNumber, used_at: u32) {
         loop {
-            let oldest = self.ranks[rank.0 as usize].oldest;
+            let oldest = self.ranks[rank.number() as usize].oldest;
             if oldest == NONE || self.entries[oldest as usize].used_at > used_at {
                 return;
             }
-            self.forget_oldest(rank.0);
+            self.forget_oldest(rank.number());
         }
     }
 
@@ -209,7 +214,7 @@ impl Index {
     }
 
     fn take(&mut self, rank: RankNumber, behind: Option<Mark>, marks: &[Mark]) {
-        let cache = &mut self.ranks[rank.0 as usize];
+        let cache = &mut self.ranks[rank.number() as usize];
         cache.clock = cache.clock.saturating_add(1);
         let capacity = cache.capacity;
         // Of a prompt larger than the cache its beginning is kept.
@@ -218,9 +223,9 @@ impl Index {
             let before = place.checked_sub(1).map_or(behind, |before| Some(marks[before]));
             let (before, from) = before.map_or((0, 0), |mark| (mark.key, mark.upto));
             let mark = marks[place];
-            match self.find(rank.0, mark.key) {
-                Some(entry) => self.use_again(rank.0, entry),
-                None => self.insert(rank.0, mark.key, before, mark.upto.saturating_sub(from)),
+            match self.find(rank.number(), mark.key) {
+                Some(entry) => self.use_again(rank.number(), entry),
+                None => self.insert(rank.number(), mark.key, before, mark.upto.saturating_sub(from)),
             }
         }
     }
