@@ -226,3 +226,44 @@ async fn a_stopping_router_hands_waiting_jobs_over_at_once() {
     all_acknowledged(&jobs).await;
     cluster.routers.remove(0).ended().await;
 }
+
+#[tokio::test]
+async fn a_stopping_router_finishes_and_acknowledges_what_runs() {
+    let mut cluster = Cluster::start().await;
+    let jobs = connect(&cluster.server).await;
+    let worker = cluster.worker("w").behaves(Behaviour::Hold).start().await;
+    jobs.submit(&job("j")).await.expect("it is taken");
+    let dispatch = worker.dispatch(0).await;
+    cluster.routers[0].tell_to_stop();
+    let not_taking = async || (!cluster.routers[0].is_ready().await).then_some(());
+    eventually("it takes no more", PATIENCE, not_taking).await;
+    jobs.submit(&job("k")).await.expect("it is taken");
+    store(&cluster.client, &dispatch, "done").await;
+    dispatch.finish("ok").await;
+    cluster.routers.remove(0).ended().await;
+    // There is no router any more that could acknowledge it later.
+    let overview = jobs.overview().await.expect("the server answers");
+    assert_eq!((overview.running, overview.pending, overview.done), (0, 1, 1));
+    assert_eq!(worker.count(), 1);
+}
+
+#[tokio::test]
+async fn a_router_killed_between_publishing_again_and_acknowledging_leaves_one_result() {
+    let server = NatsServer::start();
+    with_ack_wait(&server.client().await, Duration::from_secs(30)).await;
+    let client = server.client().await;
+    // What such a router leaves behind: the old message, and the new one.
+    publish(&client, "rankpin.job.m", &[("Rankpin-Request-Id", "j"), ("Nats-Msg-Id", "j")]).await;
+    let again = [("Rankpin-Failures", "1"), ("Rankpin-Attempt", "1"), ("Nats-Msg-Id", "j.f1")];
+    publish(&client, "rankpin.job.m", &[&[("Rankpin-Request-Id", "j")], &again[..]].concat()).await;
+    let cluster = Cluster::on(server, 1, &[]).await;
+    let jobs = connect(&cluster.server).await;
+    let worker = cluster.worker("w").behaves(Behaviour::Reject(503, "draining")).start().await;
+    result(&jobs, "j").await;
+    all_acknowledged(&jobs).await;
+    // Both lives fail, and the job dies once.
+    assert_eq!(stored(&cluster.client, "rankpin.result.j").await, 1);
+    let letter = jobs.next_dead(1).await.expect("the server answers").expect("it is dead");
+    assert!(jobs.next_dead(letter.sequence + 1).await.expect("the server answers").is_none());
+    assert!(worker.count() >= 5);
+}
