@@ -12,13 +12,13 @@ use super::candidates::{Candidate, Candidates};
 use super::error::RouteError;
 use super::fleet::{Fleet, Worker, WorkerSlot};
 use super::hash;
-use super::id::{DpRank, Origin, Placement, Pool};
+use super::id::{DpRank, Origin, Placement};
 use super::mode::{AffinityMode, PolicyKind, RankChoice};
 use super::policy;
-use super::pool;
 use super::session::Session;
 
 pub mod freed;
+mod pooled;
 mod siblings;
 pub mod survey;
 
@@ -380,25 +380,6 @@ impl<'a> View<'a> {
             cause,
             pin: self.pin_step(pinned, unreachable),
         })
-    }
-
-    /// The candidates of the pool that the session is in, or that is chosen for it.
-    fn in_one_pool(&self, candidates: Candidates<'a>, rng: &mut dyn Rng) -> Candidates<'a> {
-        let session = self.ask.session.as_ref().map(|session| &session.id);
-        let asked = pool::Asked { home: self.ask.home.as_ref(), session };
-        self.fleet.pools().narrow(candidates, asked, |pool| self.usage_of(pool), rng)
-    }
-
-    /// The share of a pool's capacity that is in use, where each of its workers has a limit.
-    fn usage_of(&self, pool: &Pool) -> Option<f64> {
-        let (mut load, mut room) = (0, 0);
-        for (_, worker) in self.eligible().filter(|(_, worker)| worker.spec.pool == *pool) {
-            room += u64::from(worker.spec.max_inflight?) * u64::from(worker.spec.ranks.size());
-            load += worker.load_now(self.now);
-        }
-        #[expect(clippy::cast_precision_loss, reason = "counts of requests are far below 2^53")]
-        let share = load as f64 / room as f64;
-        (room > 0).then_some(share)
     }
 
     /// Every placement that is allowed and has not failed.

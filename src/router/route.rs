@@ -84,7 +84,7 @@ pub enum Stage {
 }
 
 /// How an attempt went.
-enum Attempted {
+pub(super) enum Attempted {
     /// The worker has the request.
     Accepted,
     /// The request has ended, in this way.
@@ -268,10 +268,6 @@ impl Request {
         }
     }
 
-    fn overloaded(&self, why: &str) -> RouteError {
-        self.router.overloaded(&self.ask, &self.keys, self.priority, why)
-    }
-
     /// Another request of this router is placing the session: asks again when it is done.
     async fn wait_for_claim(&mut self, mut claim: watch::Receiver<()>) -> Result<Option<(Decision, u64)>, RouteError> {
         // Cancel-safe: a claim that ends while mail comes first is seen at the next ask.
@@ -450,37 +446,11 @@ impl Request {
         })
     }
 
-    /// What the frontend is told where this was the last attempt.
-    fn failure_at(&self, worker: &str, failure: Failure) -> RouteError {
-        match failure {
-            Failure::NoResponders => RouteError::NoWorker(format!("nobody listens at worker {worker:?} any more")),
-            Failure::Draining => RouteError::NoWorker(format!("worker {worker:?} takes no new requests")),
-            Failure::Overloaded => self.overloaded(&format!("worker {worker:?} is overloaded")),
-            Failure::AcceptTimeout => RouteError::AcceptTimeout(format!("worker {worker:?} was silent")),
-            Failure::NotThere => RouteError::NoWorker(format!("pool {worker:?} has not what the request asks for")),
-        }
-    }
-
     /// The error of the last attempt tells more than that nobody is left; a conflict with a pin tells something new.
     fn final_error(&mut self, error: RouteError) -> RouteError {
         match (&error, self.last_failure.take()) {
             (RouteError::PinConflict(_), _) | (_, None) => error,
             (_, Some(last)) => last,
-        }
-    }
-
-    /// What a refusal means for the request.
-    fn refusal(&self, rejection: Rejection) -> Attempted {
-        if self.router.is_global() {
-            return match Self::refused_by_pool(rejection) {
-                Ok((failure, told)) => Attempted::Failed(failure, Some(told)),
-                Err(rejection) => Attempted::Refused(rejection),
-            };
-        }
-        match rejection.status {
-            429 => Attempted::Failed(Failure::Overloaded, None),
-            400..=499 => Attempted::Refused(rejection),
-            _ => Attempted::Failed(Failure::Draining, None),
         }
     }
 
