@@ -22,6 +22,8 @@ mod pooled;
 mod siblings;
 pub mod survey;
 
+use pooled::Opening;
+
 /// Where a request goes, and why.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Decision {
@@ -159,17 +161,6 @@ enum RankOn {
     Fixed(Option<DpRank>),
     /// The least loaded one.
     ByLoad,
-}
-
-/// Whether a candidate may have the request.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Opening {
-    /// There is room.
-    Free,
-    /// There is room, but it has just said that it takes nothing new: only where nobody else has.
-    Leaving,
-    /// There is no room.
-    Full,
 }
 
 struct View<'a> {

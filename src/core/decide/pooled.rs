@@ -7,6 +7,17 @@ use crate::core::candidates::Candidates;
 use crate::core::id::Pool;
 use crate::core::pool;
 
+/// Whether a candidate may have the request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Opening {
+    /// There is room.
+    Free,
+    /// There is room, but it has just said that it takes nothing new: only where nobody else has.
+    Leaving,
+    /// There is no room.
+    Full,
+}
+
 impl<'a> View<'a> {
     /// The candidates of the pool that the session is in, or that is chosen for it.
     pub(super) fn in_one_pool(&self, candidates: Candidates<'a>, rng: &mut dyn Rng) -> Candidates<'a> {
