@@ -12,17 +12,19 @@ use super::candidates::{Candidate, Candidates};
 use super::error::RouteError;
 use super::fleet::{Fleet, Worker, WorkerSlot};
 use super::hash;
-use super::id::{DpRank, Origin, Placement, Pool};
+use super::id::{DpRank, Origin, Placement};
 use super::mode::{AffinityMode, PolicyKind, RankChoice};
 use super::policy;
-use super::pool;
 use super::session::Session;
 
 mod balance;
 mod cost;
 pub mod freed;
+mod pooled;
 mod siblings;
 pub mod survey;
+
+use pooled::Opening;
 
 /// Where a request goes, and why.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -165,17 +167,6 @@ enum RankOn {
     Fixed(Option<DpRank>),
     /// The least loaded one.
     ByLoad,
-}
-
-/// Whether a candidate may have the request.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Opening {
-    /// There is room.
-    Free,
-    /// There is room, but it has just said that it takes nothing new: only where nobody else has.
-    Leaving,
-    /// There is no room.
-    Full,
 }
 
 struct View<'a> {
@@ -395,44 +386,6 @@ impl<'a> View<'a> {
         })
     }
 
-    /// The candidates that have room; those that say that they take nothing new only where there are no others.
-    fn with_room(&self, open: &[(Candidate<'a>, Opening)]) -> Option<Candidates<'a>> {
-        let with = |wanted: Opening| {
-            let these = open.iter().filter(|(_, opening)| *opening == wanted);
-            Candidates::new(self.with_less_work(these.map(|(candidate, _)| *candidate).collect()))
-        };
-        with(Opening::Free).or_else(|| with(Opening::Leaving))
-    }
-
-    /// The pool in which costs are compared, where the configuration has any.
-    fn pool_for_cost(&self, rng: &mut dyn Rng) -> Option<Pool> {
-        if self.fleet.pools().rules.is_empty() {
-            return None;
-        }
-        let candidates = self.with_room(&self.candidates(|worker| self.rank_on(worker)))?;
-        let chosen = self.in_one_pool(candidates, rng);
-        chosen.as_slice().first().map(|candidate| candidate.worker.spec.pool.clone())
-    }
-
-    /// The candidates of the pool that the session is in, or that is chosen for it.
-    fn in_one_pool(&self, candidates: Candidates<'a>, rng: &mut dyn Rng) -> Candidates<'a> {
-        let session = self.ask.session.as_ref().map(|session| &session.id);
-        let asked = pool::Asked { home: self.ask.home.as_ref(), session };
-        self.fleet.pools().narrow(candidates, asked, |pool| self.usage_of(pool), rng)
-    }
-
-    /// The share of a pool's capacity that is in use, where each of its workers has a limit.
-    fn usage_of(&self, pool: &Pool) -> Option<f64> {
-        let (mut load, mut room) = (0, 0);
-        for (_, worker) in self.eligible().filter(|(_, worker)| worker.spec.pool == *pool) {
-            room += u64::from(worker.spec.max_inflight?) * u64::from(worker.spec.ranks.size());
-            load += worker.load_now(self.now);
-        }
-        #[expect(clippy::cast_precision_loss, reason = "counts of requests are far below 2^53")]
-        let share = load as f64 / room as f64;
-        (room > 0).then_some(share)
-    }
-
     /// Every placement that is allowed and has not failed.
     fn candidates(&self, rank_on: impl Fn(&Worker) -> RankOn) -> Vec<(Candidate<'a>, Opening)> {
         let mut all = Vec::new();
@@ -582,46 +535,6 @@ fn declares_hint(ask: &Ask, worker: &Worker) -> bool {
     }
 }
 
-impl Decision {
-    /// The value of `Rankpin-Decision`: the reason, and after a comma what led to it.
-    pub fn header(&self) -> String {
-        match self.cause {
-            None => self.reason.word().to_owned(),
-            Some(cause) => format!("{},{}", self.reason.word(), cause.word()),
-        }
-    }
-}
-
-impl Reason {
-    /// As it stands on the wire.
-    pub fn word(self) -> &'static str {
-        match self {
-            Self::Pinned => "pinned",
-            Self::Placed => "placed",
-            Self::Repinned => "repinned",
-            Self::Hinted => "hinted",
-            Self::Unpinned => "unpinned",
-        }
-    }
-}
-
-impl Cause {
-    /// As it stands on the wire.
-    pub fn word(self) -> &'static str {
-        match self {
-            Self::WorkerLost => "worker-lost",
-            Self::Draining => "draining",
-            Self::Overload => "overload",
-            Self::Completed => "completed",
-            Self::BucketUnreachable => "bucket-unreachable",
-            Self::Derived => "derived",
-            Self::NotThere => "not-there",
-            Self::Siblings => "siblings",
-            Self::Balance => "balance",
-            Self::Cold => "cold",
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests;
+mod words;

@@ -9,6 +9,7 @@ mod answers;
 mod chains;
 mod derived;
 mod dispatch;
+mod failures;
 mod hot;
 mod http;
 mod inbox;

@@ -15,8 +15,8 @@ use super::live::{Mail, Resting, Seq};
 use super::pinning::{Claim, Claimed, Pinned};
 use super::queue_metrics::LeftQueue;
 use super::state::{Asked, Asking, Basis, Keys, Router};
-use crate::core::ask::{Ask, Excluded, Failure};
-use crate::core::decide::{Decision, NoPlacement, PinStep};
+use crate::core::ask::{Ask, Failure};
+use crate::core::decide::{Decision, NoPlacement};
 use crate::core::error::RouteError;
 use crate::core::id::RequestId;
 use crate::core::mode::AffinityMode;
@@ -28,10 +28,6 @@ use crate::wire::header;
 
 /// Most placements that may fail one request: enough for every rank of a small fleet, and a bound for a large one.
 const MAX_FAILED_PLACEMENTS: usize = 64;
-/// After its own reconnect a router tries a silent placement again for this long: workers may come back after it.
-const RECONNECT_GRACE: Duration = Duration::from_secs(3);
-/// Pause before such a try.
-const GRACE_PAUSE: Duration = Duration::from_millis(100);
 
 /// Who waits for mail has a task.
 const HAS_TASK: &str = "only requests with a task wait for mail";
@@ -90,7 +86,7 @@ pub enum Stage {
 }
 
 /// How an attempt went.
-enum Attempted {
+pub(super) enum Attempted {
     /// The worker has the request.
     Accepted,
     /// The request has ended, in this way.
@@ -278,10 +274,6 @@ impl Request {
         }
     }
 
-    fn overloaded(&self, why: &str) -> RouteError {
-        self.router.overloaded(&self.ask, &self.keys, self.priority, why)
-    }
-
     /// Another request of this router is placing the session: asks again when it is done.
     async fn wait_for_claim(
         &mut self,
@@ -394,60 +386,6 @@ impl Request {
         }
     }
 
-    /// Draws the consequence of a failed attempt for the next one.
-    async fn learn(
-        &mut self,
-        decision: &Decision,
-        failure: Failure,
-        told: Option<RouteError>,
-    ) -> Result<(), RouteError> {
-        self.router.metrics.attempt_failed(failure);
-        self.last_failure = told.or_else(|| Some(self.failure_at(decision.placement.worker.as_str(), failure)));
-        match failure {
-            Failure::NoResponders if self.router.reconnected_within(RECONNECT_GRACE) => {
-                return self.rest(GRACE_PAUSE).await;
-            }
-            Failure::NoResponders => {
-                self.router.state().fleet.mark_lost(decision.slot, decision.placement.rank, Instant::now());
-            }
-            Failure::Overloaded => {
-                let now = Instant::now();
-                self.router.state().fleet.note_refused(decision.slot, decision.placement.rank, now);
-                if !self.router.is_global() && self.waits_for_pin(decision) {
-                    // The rank counts as full for a moment: the request waits for it as for any that is.
-                    return Ok(());
-                }
-            }
-            Failure::Draining => self.router.state().fleet.note_leaving(decision.slot, Instant::now()),
-            Failure::AcceptTimeout | Failure::NotThere => {}
-        }
-        if failure != Failure::Overloaded && self.job.is_some() {
-            // Counted on the job itself, and tried again from there.
-            let worker = decision.placement.worker.as_str();
-            let error = self.failure_at(worker, failure);
-            return Err(match &mut self.job {
-                Some(job) if failure == Failure::Draining => {
-                    let error = job.refused(worker, error);
-                    job.attempt_failed(error)
-                }
-                Some(job) => job.attempt_failed(error),
-                None => error,
-            });
-        }
-        let whole_worker = failure == Failure::Draining;
-        self.ask.excluded.push(Excluded { placement: decision.placement.clone(), whole_worker, failure });
-        Ok(())
-    }
-
-    /// Whether an overloaded worker is waited for: a session that is known to be there, and not by this request.
-    fn waits_for_pin(&self, decision: &Decision) -> bool {
-        let pinned = match decision.pin {
-            PinStep::Keep | PinStep::Complete => true,
-            PinStep::None | PinStep::Claim | PinStep::AfterAccept => false,
-        };
-        pinned && self.ask.is_certain() && self.router.rules.mode == AffinityMode::Hard
-    }
-
     /// Waits, unless mail comes.
     pub(super) async fn rest(&mut self, pause: Duration) -> Result<(), RouteError> {
         let until = (Instant::now() + pause).min(self.accept_until);
@@ -479,40 +417,11 @@ impl Request {
         })
     }
 
-    /// What the frontend is told where this was the last attempt.
-    fn failure_at(&self, worker: &str, failure: Failure) -> RouteError {
-        match failure {
-            Failure::NoResponders => RouteError::NoWorker(format!("nobody listens at worker {worker:?} any more")),
-            Failure::Draining => RouteError::NoWorker(format!("worker {worker:?} takes no new requests")),
-            Failure::Overloaded => self.overloaded(&format!("worker {worker:?} is overloaded")),
-            Failure::AcceptTimeout => RouteError::AcceptTimeout(format!("worker {worker:?} was silent")),
-            Failure::NotThere => RouteError::NoWorker(format!("pool {worker:?} has not what the request asks for")),
-        }
-    }
-
     /// The error of the last attempt tells more than that nobody is left; a conflict with a pin tells something new.
     fn final_error(&mut self, error: RouteError) -> RouteError {
         match (&error, self.last_failure.take()) {
             (RouteError::PinConflict(_), _) | (_, None) => error,
             (_, Some(last)) => last,
-        }
-    }
-
-    /// What a refusal means for the request.
-    fn refusal(&mut self, rejection: Rejection) -> Attempted {
-        if let Some(job) = &mut self.job {
-            job.note_refusal(&rejection);
-        }
-        if self.router.is_global() {
-            return match Self::refused_by_pool(rejection) {
-                Ok((failure, told)) => Attempted::Failed(failure, Some(told)),
-                Err(rejection) => Attempted::Refused(rejection),
-            };
-        }
-        match rejection.status {
-            429 => Attempted::Failed(Failure::Overloaded, None),
-            400..=499 => Attempted::Refused(rejection),
-            _ => Attempted::Failed(Failure::Draining, None),
         }
     }
 

@@ -25,8 +25,11 @@ async fn new_sessions_spill_over_and_pinned_ones_stay() {
     let home = worker(&cluster, "h", "home").await;
     let _cloud = worker(&cluster, "c", "cloud").await;
     for n in 0..4 {
+        // One that is just ending would be half of what it may have.
+        cluster.routers[0].reaches("requests_in_flight", 0.0).await;
         assert_eq!(cluster.at(&format!("s{n}")).await, "h");
     }
+    cluster.routers[0].reaches("requests_in_flight", 0.0).await;
     home.behave(Behaviour::Hold);
     let held = cluster.send(Ask::new().session("held")).await;
     home.dispatch(4).await;
