@@ -16,10 +16,6 @@ use crate::replay::{self, Combination, Measured, Named, Setup, Trace};
 /// Drives the router's own decisions, with each policy and affinity, and reference rules beside them. Prints which share of
 /// the prompts' blocks was found in the ranks' prefix caches, how unevenly prompts and prefills fell, and the time to the
 /// first token. No server is needed, and a seed gives the same figures each time.
-///
-/// A trace is a file of JSON lines, compressed by gzip or not: first {"trace":NAME,"block_tokens":N}, then a request a
-/// line in the order of time, {"t":SECONDS,"session":NAME,"blocks":[[FIRST,COUNT],…],"out":TOKENS}. The id of a block names
-/// the whole prefix up to its end.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = EXAMPLES)]
 pub struct Args {
@@ -100,6 +96,10 @@ pub struct Args {
 }
 
 const EXAMPLES: &str = "\
+A trace is a file of JSON lines, compressed by gzip or not: first {\"trace\":NAME,\"block_tokens\":N}, then a request a line
+in the order of time, {\"t\":SECONDS,\"session\":NAME,\"blocks\":[[FIRST,COUNT],…],\"out\":TOKENS}. The id of a block names the
+whole prefix up to its end.
+
 Examples:
   rankpin replay trace.jsonl.gz
   rankpin replay trace.jsonl.gz --policy kv,least-loaded --affinity hard,soft,off
