@@ -220,17 +220,22 @@ fn values_that_are_not_allowed_are_named_with_place_and_what_is() {
             "\"rankpin-tenant\" has a meaning of its own in the protocol, and can name no session".to_owned(),
         ),
     ] {
-        let told = |origin: &str| format!("{origin}: {key} is {text:?}; {allowed}");
-        let setting = SETTINGS.iter().find(|setting| setting.key == key).expect("known");
-        assert_eq!(with(&[(setting.key, text)], &[], ""), Err(told(&format!("--{}", setting.flag()))));
-        let name = setting.variables().next().expect("its own");
-        assert!(name.bytes().all(|b| b.is_ascii_uppercase() || b == b'_'), "{name}");
-        if !text.trim().is_empty() {
-            let variable = with(&[], &[(&name, text)], "");
-            assert_eq!(variable, Err(told(&format!("environment variable {name}"))));
-        }
-        assert_eq!(of_file(&format!("# one\n\n{key} = {text:?}")), Err(told("rankpin.toml, line 3")));
+        is_refused(key, text, &allowed);
     }
+}
+
+/// A value is refused wherever it is given, with its place and what is allowed.
+fn is_refused(key: &str, text: &str, allowed: &str) {
+    let told = |origin: &str| format!("{origin}: {key} is {text:?}; {allowed}");
+    let setting = SETTINGS.iter().find(|setting| setting.key == key).expect("known");
+    assert_eq!(with(&[(setting.key, text)], &[], ""), Err(told(&format!("--{}", setting.flag()))));
+    let name = setting.variables().next().expect("its own");
+    assert!(name.bytes().all(|b| b.is_ascii_uppercase() || b == b'_'), "{name}");
+    if !text.trim().is_empty() {
+        let variable = with(&[], &[(&name, text)], "");
+        assert_eq!(variable, Err(told(&format!("environment variable {name}"))));
+    }
+    assert_eq!(of_file(&format!("# one\n\n{key} = {text:?}")), Err(told("rankpin.toml, line 3")));
 }
 
 #[test]

@@ -122,6 +122,16 @@ pub struct Gauges {
     pub reconnects: Gauge<u64, AtomicU64>,
 }
 
+/// A counter for each set of labels.
+fn family<L>(registry: &mut Registry, name: &str, help: &str) -> Family<L, Counter>
+where
+    L: Clone + std::hash::Hash + Eq + EncodeLabelSet + std::fmt::Debug + Send + Sync + 'static,
+{
+    let family = Family::default();
+    registry.register(name, help, family.clone());
+    family
+}
+
 impl Metrics {
     /// All at zero.
     pub fn new() -> Self {
@@ -143,22 +153,13 @@ impl Metrics {
         let derived_unpinned = counter("derived_sessions_unpinned", "Derived sessions not pinned because of the cap");
         let prompt_tokens = counter("prompt_tokens", "Prompt tokens that workers reported");
         let cached_tokens = counter("cached_prompt_tokens", "Of these, tokens found in a prefix cache");
-        let outcomes = Family::<OutcomeLabel, Counter>::default();
-        registry.register(
-            "requests",
-            "Requests ended, by outcome: ok, error, cancelled, or the error code",
-            outcomes.clone(),
-        );
-        let decisions = Family::<DecisionLabel, Counter>::default();
-        registry.register("decisions", "Decisions, by reason and cause", decisions.clone());
-        let failures = Family::<FailureLabel, Counter>::default();
-        registry.register("attempts_failed", "Attempts that no worker accepted", failures.clone());
-        let pins_written = Family::<KindLabel, Counter>::default();
-        registry.register("pins_written", "Pins written before a dispatch, by kind", pins_written.clone());
-        let malformed = Family::<KindLabel, Counter>::default();
-        registry.register("malformed", "Messages that could not be read, by kind", malformed.clone());
-        let aliases = Family::<AliasLabel, Counter>::default();
-        registry.register("aliases_resolved", "Requests for an alias, by the model that they got", aliases.clone());
+        let outcomes =
+            family(&mut registry, "requests", "Requests ended, by outcome: ok, error, cancelled, or the error code");
+        let decisions = family(&mut registry, "decisions", "Decisions, by reason and cause");
+        let failures = family(&mut registry, "attempts_failed", "Attempts that no worker accepted");
+        let pins_written = family(&mut registry, "pins_written", "Pins written before a dispatch, by kind");
+        let malformed = family(&mut registry, "malformed", "Messages that could not be read, by kind");
+        let aliases = family(&mut registry, "aliases_resolved", "Requests for an alias, by the model that they got");
         let queue = QueueMetrics::register(&mut registry);
         let gauges = Gauges::register(&mut registry);
         let jobs = JobMetrics::register(&mut registry);
