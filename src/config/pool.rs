@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use super::file::{PoolEntry, Table};
+use super::jobs::OF_STREAMS;
 use super::overload;
 use super::setting::{self, Sources};
 use super::{ConfigError, choice};
@@ -176,6 +177,10 @@ fn models(entry: &PoolEntry) -> Result<Vec<Model>, String> {
 pub(super) fn refuse_what_has_no_effect(sources: &Sources<'_>, config: &PoolConfig) -> Result<(), ConfigError> {
     if config.level == Level::Worker {
         return Ok(());
+    }
+    if let Some(given) = std::iter::once(&setting::MAX_JOBS).chain(OF_STREAMS).find_map(|one| sources.find(one)) {
+        return Err(given
+            .no_effect("at level global no jobs are taken: they are submitted to a pool's namespace; set it there"));
     }
     for setting in [&setting::POLICY, &setting::RANK_CHOICE, &setting::FULL_AT_KV_USE, &setting::FULL_AT_QUEUED] {
         if let Some(given) = sources.find(setting) {

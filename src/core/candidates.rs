@@ -18,8 +18,6 @@ pub struct Candidate<'f> {
     pub load: u64,
     /// When the worker's turn is, in turns of the whole fleet.
     pub turn: f64,
-    /// What the worker was given lately, for each share of the fleet's work it should have.
-    pub recent: f64,
 }
 
 impl Candidate<'_> {

@@ -147,7 +147,7 @@ pub fn decide(
     now: Instant,
     rng: &mut dyn Rng,
 ) -> Result<Decision, NoPlacement> {
-    let view = View { ask, fleet, rules, now };
+    let view = View::new(ask, fleet, rules, now);
     view.check_hints().map_err(NoPlacement::Refused)?;
     let decision = match pin {
         Pin::At(placement) => view.with_pin(placement, rng),
@@ -174,9 +174,16 @@ struct View<'a> {
     fleet: &'a Fleet,
     rules: Rules,
     now: Instant,
+    /// What the session hashes to, where it has one.
+    hash: u64,
 }
 
 impl<'a> View<'a> {
+    fn new(ask: &'a Ask, fleet: &'a Fleet, rules: Rules, now: Instant) -> Self {
+        let hash = ask.session.as_ref().map_or(0, |session| hash::session_hash(&session.id));
+        Self { ask, fleet, rules, now, hash }
+    }
+
     fn eligible(&self) -> impl Iterator<Item = (WorkerSlot, &'a Worker)> + Clone + use<'a> {
         self.fleet.eligible(&self.ask.model, self.now)
     }
@@ -391,8 +398,7 @@ impl<'a> View<'a> {
         let mut all = Vec::new();
         for (slot, worker) in self.allowed() {
             let (load, turn) = (worker.load_now(self.now), self.fleet.turn_of(worker));
-            let recent = worker.work_at(None).prompt;
-            let candidate = Candidate { slot, worker, rank: None, by_load: false, load, turn, recent };
+            let candidate = Candidate { slot, worker, rank: None, by_load: false, load, turn };
             let open = if worker.is_leaving(self.now) { Opening::Leaving } else { Opening::Free };
             let on = rank_on(worker);
             if on == RankOn::ByLoad && self.is_open_on_every_rank(worker) {
@@ -438,7 +444,7 @@ impl<'a> View<'a> {
 
     fn rank_of_session(&self, session: &Session, worker: &Worker) -> RankOn {
         match (session.origin, self.rules.rank_choice) {
-            (Origin::Named, RankChoice::Hash) => RankOn::Fixed(Some(hash::hashed_rank(&session.id, worker.spec.ranks))),
+            (Origin::Named, RankChoice::Hash) => RankOn::Fixed(Some(worker.spec.ranks.at(self.hash))),
             (Origin::Named, RankChoice::LeastLoaded) | (Origin::Derived, _) => RankOn::ByLoad,
         }
     }

@@ -88,7 +88,12 @@ impl fmt::Debug for PinKey {
 
 /// The rank that a session hashes to: `dp_start + xxh3_64(session id) % dp_size` (protocol section 5).
 pub fn hashed_rank(session: &SessionId, ranks: RankRange) -> DpRank {
-    ranks.at(xxh3_64(session.as_str().as_bytes()))
+    ranks.at(session_hash(session))
+}
+
+/// What a session hashes to: of a range of ranks it takes the one at this place, modulo their number.
+pub fn session_hash(session: &SessionId) -> u64 {
+    xxh3_64(session.as_str().as_bytes())
 }
 
 /// A session as ranks are remembered to hold it; never sent.

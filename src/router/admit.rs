@@ -64,6 +64,19 @@ pub fn admit(router: &Arc<Router>, message: Message) -> Result<Option<Request>, 
 }
 
 impl Router {
+    /// What may name the session of a request.
+    pub(super) fn sessions(&self) -> Sessions<'_> {
+        match self.rules.mode {
+            AffinityMode::Off => Sessions::Off,
+            AffinityMode::Hard | AffinityMode::Soft => Sessions::On(&self.config.session),
+        }
+    }
+
+    /// Whether requests are read for their prompts.
+    pub(super) fn prompts(&self) -> Prompts {
+        if self.rules.policy == PolicyKind::Kv { Prompts::Read } else { Prompts::Unread }
+    }
+
     /// Whether a frontend may have replies there: under an allowed prefix, no wildcards, and not a router's own inbox,
     /// where replies would pass for events.
     pub(super) fn may_reply_to(&self, reply: &str) -> bool {
@@ -129,9 +142,8 @@ pub(super) fn check(
     let head = RequestHead::read(known, Reading { trusted, sessions })?;
     let named = subject.model.map(subject::decode_model).transpose();
     let named = named.map_err(|e| RouteError::InvalidRequest(e.to_string()))?;
-    let sessions = if sessions { Sessions::On(&router.config.session) } else { Sessions::Off };
-    let prompts = if router.rules.policy == PolicyKind::Kv { Prompts::Read } else { Prompts::Unread };
-    let identity = identity::find_and_read(&head, headers.iter(), message.payload(), named, sessions, prompts)?;
+    let (payload, sessions, prompts) = (message.payload(), router.sessions(), router.prompts());
+    let identity = identity::find_and_read(&head, headers.iter(), payload, named, sessions, prompts)?;
     let (identity, alias) = alias::resolve(router, &head.tenant, identity)?;
     // What a router above has been asked for stays visible.
     let asked_above = answers.above.as_ref().and_then(|above| above.alias.clone());
@@ -192,6 +204,14 @@ pub(super) fn take(
         Some(_) => Priority::Job(checked.head.priority),
         None => Priority::Request(checked.head.priority),
     };
+    // Its session waits for its own first round here: nobody else would ever say that it goes in a circle.
+    if let Some(above) = answers.above.as_ref().filter(|_| router.is_global())
+        && router.state().live.was_here(&id, above.hops)
+    {
+        let circle =
+            "the request has come here for the second time: the pools of routers at the global level lead in a circle";
+        return Err(Refused { id, answers, error: RouteError::NoWorker(circle.into()) });
+    }
     let kind = if job.is_some() { Kind::Job } else { Kind::Request };
     let Some(seq) = router.state().live.insert(id.clone(), message.size(), kind) else {
         let full = "the router has as many requests under way as it can hold; try again later";
@@ -200,7 +220,7 @@ pub(super) fn take(
     };
     let Checked { ask, keys, prefixes, head, alias, trusted } = checked;
     if let Some(above) = &answers.above {
-        router.state().live.tell_of(seq, &above.events_to);
+        router.state().live.tell_of(seq, &above.events_to, above.hops);
     }
     let timeout = head.timeout_ms.map_or(router.config.request_timeout, |ms| Duration::from_millis(ms.into()));
     router.metrics.admitted.inc();

@@ -9,6 +9,7 @@ use super::state::Router;
 use crate::nats::{Block, ConnectError, Message};
 use crate::wire::Encoding;
 use crate::wire::header;
+use crate::wire::identity;
 use crate::wire::load::LoadReport;
 use crate::wire::subject::QUEUE;
 
@@ -22,7 +23,8 @@ const CACHES: u64 = 2;
 const NOTES: u64 = 3;
 /// Number of the first subscription to requests, in the order of their subjects.
 const REQUESTS: u64 = 4;
-/// Message from which on reading its body would hold up others: that is done elsewhere than on the hot thread.
+/// Message from which on reading its body would hold up others: that is done elsewhere than on the hot thread. Where the
+/// body is not read, its size costs no time.
 const LARGE: usize = 256 * 1024;
 /// Most that are read there at once; beyond, others are held up.
 const MAX_READING: usize = 16;
@@ -57,7 +59,10 @@ pub fn take(router: &Arc<Router>, message: Message) {
         LOADS => router.take_report(&message),
         CACHES => router.take_cache_events(&message),
         NOTES => router.take_notes(&message),
-        _ if message.size() >= LARGE && router.reading.load(Ordering::Relaxed) < MAX_READING => {
+        _ if message.size() >= LARGE
+            && router.reading.load(Ordering::Relaxed) < MAX_READING
+            && router.reads_body(&message) =>
+        {
             let router = Arc::clone(router);
             router.reading.fetch_add(1, Ordering::Relaxed);
             let runtime = router.runtime.clone();
@@ -106,6 +111,12 @@ fn cancel(router: &Router, message: &Message) {
 }
 
 impl Router {
+    fn reads_body(&self, message: &Message) -> bool {
+        let Ok(headers) = message.headers() else { return false };
+        let has_model = self.subjects.parse_request(message.subject()).is_some_and(|subject| subject.model.is_some());
+        identity::reads_body(headers.iter(), has_model, self.sessions(), self.prompts())
+    }
+
     fn take_report(&self, message: &Message) {
         let headers = message.headers().unwrap_or(Block::NONE);
         let encoding = Encoding::of(headers.find(header::CONTENT_TYPE));

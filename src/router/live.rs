@@ -109,6 +109,8 @@ pub struct Live {
     pub at: Option<At>,
     /// Inbox of the router at the global level that has sent it here.
     events_to: Option<Arc<str>>,
+    /// How many routers at the global level it had passed.
+    hops: u32,
 }
 
 /// Who waits for a request.
@@ -244,15 +246,17 @@ impl LiveRequests {
             heard: None,
             at: None,
             events_to: None,
+            hops: 0,
         };
         self.by_seq.insert(self.next, live);
         Some(self.next)
     }
 
     /// A router at the global level has sent the request here, and hears of it there.
-    pub fn tell_of(&mut self, seq: Seq, events_to: &Arc<str>) {
+    pub fn tell_of(&mut self, seq: Seq, events_to: &Arc<str>, hops: u32) {
         if let Some(live) = self.by_seq.get_mut(&seq) {
             live.events_to = Some(Arc::clone(events_to));
+            live.hops = hops;
         }
     }
 
@@ -444,9 +448,17 @@ impl LiveRequests {
 
     /// Whether a job of this id is under way.
     pub fn has_job(&self, id: &RequestId) -> bool {
+        self.of_id(id).any(|live| live.kind == Kind::Job)
+    }
+
+    /// Whether a request of this id is under way that had passed fewer routers: it has come round in a circle.
+    pub fn was_here(&self, id: &RequestId, hops: u32) -> bool {
+        self.of_id(id).any(|live| live.hops < hops)
+    }
+
+    fn of_id(&self, id: &RequestId) -> impl Iterator<Item = &Live> {
         let others = self.same_id.get(id).into_iter().flatten();
-        let mut all = self.by_id.get(id).into_iter().chain(others).filter_map(|seq| self.by_seq.get(seq));
-        all.any(|live| live.kind == Kind::Job)
+        self.by_id.get(id).into_iter().chain(others).filter_map(|seq| self.by_seq.get(seq))
     }
 
     /// The worker of a request is as good as lost: it says nothing any more.

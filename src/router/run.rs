@@ -117,9 +117,10 @@ async fn start(config: RouterConfig) -> Result<Running, RouterError> {
     let pins_info = provide(&pins, config.pin_ttl, config.provision).await?;
     let own = uuid::Uuid::now_v7().simple().to_string();
     let inbox_subject = format!("{}.{own}.", subjects.router_inbox_prefix());
-    let jobs = match config.jobs.max {
-        0 => None,
-        _ => {
+    // At the global level a job would have to be acknowledged by another pool's word: it is submitted to a pool.
+    let jobs = match (config.pools.level, config.jobs.max) {
+        (Level::Global, _) | (Level::Worker, 0) => None,
+        (Level::Worker, _) => {
             let lane = Lane::open(options("jobs")).await?;
             Some(Jobs::new(lane, JetStream::new(pins.link().clone()), &inbox_subject))
         }

@@ -2,14 +2,14 @@
 //! sections 3.1, 3.2 and 4).
 
 use super::body::{self, Reading, Wanted};
-use super::header;
+use super::header::{self, Known};
 use super::request::RequestHead;
 use crate::core::error::RouteError;
 use crate::core::id::{Model, Origin, SessionId};
 use crate::core::kv::{ElementText, Prompt};
-use crate::core::session::Session;
 use crate::core::session::configured::{BodyField, BodyFields, Sources, Subagents};
 use crate::core::session::derived::{Element, Prefixes};
+use crate::core::session::{Session, named as names};
 
 /// Which sessions are read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -135,6 +135,23 @@ pub fn find_and_read<'h>(
 
 fn session_of(prefixes: &Prefixes) -> Session {
     Session { id: SessionId::derived(prefixes.full()), origin: Origin::Derived }
+}
+
+/// Whether the body of a request has to be read, as its headers say.
+pub fn reads_body<'h>(
+    headers: impl Iterator<Item = (&'h str, &'h str)> + Clone,
+    has_model: bool,
+    sessions: Sessions<'_>,
+    prompts: Prompts,
+) -> bool {
+    let unnamed = || match sessions {
+        Sessions::Off => false,
+        Sessions::On(sources) => {
+            let known = Known::read(headers.clone());
+            names::resolve(|name| known.get(name)).is_none() && matches!(further_header(headers, sources), Ok(None))
+        }
+    };
+    prompts == Prompts::Read || !has_model || unnamed()
 }
 
 impl Identity {
@@ -323,6 +340,24 @@ mod tests {
         let identity = read(&[], &body, Sessions::On(&sources)).expect("valid");
         let keys = identity.prefixes.clone().expect("derived").keys().to_vec();
         assert!(identity.lookups().eq([keys[1], keys[0]].map(SessionId::derived)));
+    }
+
+    #[test]
+    fn a_body_is_read_only_where_the_headers_say_too_little() {
+        let sources = sources();
+        let reads = |headers: &[(&str, &str)], has_model, sessions, prompts| {
+            reads_body(headers.iter().copied(), has_model, sessions, prompts)
+        };
+        let on = Sessions::On(&sources);
+        assert!(reads(&[], true, on, Prompts::Unread));
+        for named in ["thread-id", "X-Room"] {
+            assert!(!reads(&[(named, "t")], true, on, Prompts::Unread), "{named}");
+            assert!(reads(&[(named, " ")], true, on, Prompts::Unread), "{named}");
+            assert!(reads(&[(named, "t")], false, on, Prompts::Unread), "the model is in the body");
+            assert!(reads(&[(named, "t")], true, on, Prompts::Read), "the prompt counts");
+        }
+        assert!(!reads(&[("X-Room", &"x".repeat(257))], true, on, Prompts::Unread), "it is refused for its header");
+        assert!(!reads(&[], true, Sessions::Off, Prompts::Unread));
     }
 
     #[test]

@@ -125,6 +125,15 @@ fn pool_of(at: &str) -> String {
 const NO_ARGS: &[&str] = &[];
 
 #[tokio::test]
+async fn a_router_at_the_global_level_takes_no_jobs() {
+    let world = World::with(TWO_POOLS, &[]).await;
+    let _pool = world.pool("eu", &[], &[]).await;
+    let stream = async |name| jetstream::new(world.client.clone()).get_stream(name).await.is_ok();
+    assert!(stream("eu_jobs").await, "the pool's router does");
+    assert!(!stream("rankpin_jobs").await);
+}
+
+#[tokio::test]
 async fn sessions_stay_in_their_pool_and_those_of_one_that_dies_move() {
     let world = World::with(TWO_POOLS, &[]).await;
     let two: &[(&str, &[&str])] = &[("eu-1", NO_ARGS), ("eu-2", NO_ARGS)];

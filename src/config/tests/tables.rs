@@ -134,6 +134,7 @@ fn pools_that_could_not_work_are_refused() {
             "policy can have no effect: at level global the routers of each pool",
         ),
         (format!("full_at_queued = 3\n{}", pool("")), "full_at_queued can have no effect: at level global"),
+        (format!("max_jobs = 3\n{}", pool("")), "max_jobs can have no effect: at level global no jobs are taken"),
         (pool("[[worker]]\nid='w'\nmodels=['m']\nsubject='s'"), "worker \"w\": can have no effect at level global"),
     ] {
         let error = global(&file);

@@ -47,7 +47,7 @@ pub enum Standing {
 
 /// Every worker of the fleet as a new placement of this request, by name; with policy `kv` every rank of it.
 pub fn survey(ask: &Ask, fleet: &Fleet, rules: Rules, now: Instant) -> Vec<Surveyed> {
-    let view = View { ask, fleet, rules, now };
+    let view = View::new(ask, fleet, rules, now);
     // Where the rank that would be the session's is lost everywhere, the least loaded one is taken instead.
     let elsewhere = view.candidates(|worker| view.rank_on(worker)).is_empty();
     let mut all: Vec<_> = match rules.policy {

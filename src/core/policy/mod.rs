@@ -45,18 +45,35 @@ fn by_weight<T: Copy>(all: impl Iterator<Item = T> + Clone, weight: impl Fn(T) -
 /// Of those that are least loaded, relative to what they can take, the one that was given least lately; ties by weight.
 fn least_of<'c, 'f>(
     candidates: &Candidates<'f>,
-    among: impl Iterator<Item = &'c Candidate<'f>> + Clone,
+    among: impl Iterator<Item = &'c Candidate<'f>>,
     rng: &mut dyn Rng,
 ) -> Option<&'c Candidate<'f>>
 where
     'f: 'c,
 {
-    let load = |candidate: &Candidate<'f>| candidates.relative_load(candidate);
-    let least = among.clone().map(load).min_by(f64::total_cmp)?;
-    let tied = among.filter(|&candidate| load(candidate) <= least);
+    let tied = lowest(among, |candidate| candidates.relative_load(candidate));
     // Of those that are equally busy now, mostly not at all, the one that was given less lately; then chance.
-    let lowest = tied.clone().map(|candidate| candidate.recent).min_by(f64::total_cmp)?;
-    by_weight(tied.filter(|candidate| candidate.recent <= lowest), Candidate::weight_of, rng)
+    let tied = lowest(tied.into_iter(), |candidate| candidate.worker.work_at(None).prompt);
+    by_weight(tied.into_iter(), Candidate::weight_of, rng)
+}
+
+/// Those of the lowest measure.
+fn lowest<'c, 'f>(
+    among: impl Iterator<Item = &'c Candidate<'f>>,
+    measure: impl Fn(&Candidate<'f>) -> f64,
+) -> Vec<&'c Candidate<'f>> {
+    let (mut least, mut tied) = (f64::INFINITY, Vec::new());
+    for candidate in among {
+        let measured = measure(candidate);
+        if measured < least {
+            least = measured;
+            tied.clear();
+        }
+        if measured <= least {
+            tied.push(candidate);
+        }
+    }
+    tied
 }
 
 impl Candidate<'_> {

@@ -25,7 +25,6 @@ fn candidates(fleet: &Fleet) -> Candidates<'_> {
         by_load: false,
         load: worker.load(now),
         turn: fleet.turn_of(worker),
-        recent: worker.work_at(None).prompt,
     });
     Candidates::new(all.collect()).expect("there are some")
 }

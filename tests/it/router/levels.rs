@@ -176,3 +176,18 @@ async fn pools_that_lead_in_a_circle_end_in_an_error() {
     };
     eventually("the circle is told", PATIENCE, told).await;
 }
+
+#[tokio::test]
+async fn a_session_that_comes_round_in_a_circle_does_not_wait_for_itself() {
+    let (_dir, path) = config("");
+    let cluster = global(&path, &[]).await;
+    let mut pool = cluster.subscribe("eu.request.>").await;
+    let _sent = cluster.send(Ask::new().session("s").id("r")).await;
+    pool.next().await.expect("the pool is asked");
+    let again =
+        Ask::new().session("s").id("r").header("Rankpin-Hops", "2").header("Rankpin-Reply-To", "_INBOX.frontend");
+    let (mut events, _) = from_above(&cluster, again).await;
+    let told = event(&mut events).await;
+    assert_eq!(find(&told, "Nats-Service-Error"), Some("no_worker"));
+    assert!(String::from_utf8_lossy(&told.payload).contains("lead in a circle"));
+}
