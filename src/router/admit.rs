@@ -31,9 +31,8 @@ const MAX_HINT_SHOWN: usize = 80;
 /// `Ok(None)` a message that must not be answered.
 pub fn admit(router: &Arc<Router>, message: Message) -> Result<Option<Request>, Refused> {
     let now = Instant::now();
-    let headers = message.headers();
-    let known = headers.ok().map(|headers| (Known::read(headers.iter()), headers));
-    let answers = match Answers::read(router, &message, known.as_ref().map(|(known, headers)| (known, *headers))) {
+    let read = message.headers().map(|headers| (Known::read(headers.iter()), headers));
+    let answers = match Answers::read(router, &message, read.as_ref().ok().map(|(known, headers)| (known, *headers))) {
         Ok(answers) => answers,
         Err(why) => {
             match why {
@@ -45,10 +44,9 @@ pub fn admit(router: &Arc<Router>, message: Message) -> Result<Option<Request>, 
             return Ok(None);
         }
     };
-    let (known, headers) = match (known, headers) {
-        (Some(known), _) => known,
-        (None, Ok(_)) => unreachable!("headers that can be read are known"),
-        (None, Err(unsound)) => return Err(Refused { id: made_id(), answers, error: unreadable(unsound) }),
+    let (known, headers) = match read {
+        Ok(read) => read,
+        Err(unsound) => return Err(Refused { id: made_id(), answers, error: unreadable(unsound) }),
     };
     let id = match request::request_id(&known) {
         Ok(Some(id)) => id,

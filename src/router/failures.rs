@@ -64,18 +64,14 @@ impl Request {
             Failure::Draining => self.router.state().fleet.note_leaving(decision.slot, Instant::now()),
             Failure::AcceptTimeout | Failure::NotThere => {}
         }
-        if failure != Failure::Overloaded && self.job.is_some() {
+        if failure != Failure::Overloaded
+            && let Some(job) = &mut self.job
+            && let Some(error) = self.last_failure.take()
+        {
             // Counted on the job itself, and tried again from there.
             let worker = decision.placement.worker.as_str();
-            let error = self.failure_at(worker, failure);
-            return Err(match &mut self.job {
-                Some(job) if failure == Failure::Draining => {
-                    let error = job.refused(worker, error);
-                    job.attempt_failed(error)
-                }
-                Some(job) => job.attempt_failed(error),
-                None => error,
-            });
+            let error = if failure == Failure::Draining { job.refused(worker, error) } else { error };
+            return Err(job.attempt_failed(error));
         }
         let whole_worker = failure == Failure::Draining;
         self.ask.excluded.push(Excluded { placement: decision.placement.clone(), whole_worker, failure });

@@ -108,28 +108,22 @@ pub fn find_and_read<'h>(
         (named, Sessions::On(_) | Sessions::Off) => named,
     };
     let prompt = reading.prompt(&model);
-    let group = parent(headers, sessions)?;
     let continued = response(&reading);
     let elements = reading.elements.unwrap_or_default();
-    let texts = reading.texts;
-    if let Some((session, source)) = named {
-        // Who names itself as its parent begins a group, and is nobody's sibling.
-        let group = group.filter(|parent| *parent != session.id);
-        return Ok(Identity { model, session: Some(session), group, source, prefixes: None, prompt, elements, texts });
-    }
-    if sessions == Sessions::Off {
-        let source = Source::Nowhere;
-        return Ok(Identity { model, session: None, group, source, prefixes: None, prompt, elements, texts });
-    }
-    if let (Sessions::On(_), Some(id)) = (sessions, continued) {
+    let (session, source, prefixes) = match (named, sessions, continued) {
+        (Some((session, source)), ..) => (Some(session), source, None),
+        (None, Sessions::Off, _) => (None, Source::Nowhere, None),
         // Its text is only what is new since then, and the beginning of no conversation.
-        let session = Some(Session { id, origin: Origin::Derived });
-        let source = Source::Response;
-        return Ok(Identity { model, session, group, source, prefixes: None, prompt, elements, texts });
-    }
-    let prefixes = Prefixes::of(&model, &elements);
-    let session = prefixes.as_ref().map(session_of);
-    let source = if session.is_some() { Source::Text } else { Source::Nowhere };
+        (None, Sessions::On(_), Some(id)) => (Some(Session { id, origin: Origin::Derived }), Source::Response, None),
+        (None, Sessions::On(_), None) => match Prefixes::of(&model, &elements) {
+            Some(prefixes) => (Some(session_of(&prefixes)), Source::Text, Some(prefixes)),
+            None => (None, Source::Nowhere, None),
+        },
+    };
+    // Who names itself as its parent begins a group, and is nobody's sibling.
+    let own = session.as_ref().map(|session| &session.id);
+    let group = parent(headers, sessions)?.filter(|parent| Some(parent) != own);
+    let texts = reading.texts;
     Ok(Identity { model, session, group, source, prefixes, prompt, elements, texts })
 }
 

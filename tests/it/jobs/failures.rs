@@ -265,5 +265,6 @@ async fn a_router_killed_between_publishing_again_and_acknowledging_leaves_one_r
     assert_eq!(stored(&cluster.client, "rankpin.result.j").await, 1);
     let letter = jobs.next_dead(1).await.expect("the server answers").expect("it is dead");
     assert!(jobs.next_dead(letter.sequence + 1).await.expect("the server answers").is_none());
-    assert!(worker.count() >= 5);
+    // The new message has one failure behind it; whether the old one is tried at all depends on which comes first.
+    assert!(worker.count() >= 4);
 }
