@@ -4,6 +4,7 @@
 use rand::{Rng, RngExt as _};
 
 use super::balance::Means;
+use super::open::Look;
 use super::{NoPlacement, RankHint, View, WaitFor};
 use crate::core::fleet::{RankWork, Worker, WorkerSlot};
 use crate::core::id::{DpRank, Origin, Placement, Pool};
@@ -103,11 +104,19 @@ impl<'a> View<'a> {
         let (mut best, mut over, mut leaving) = (Best::new(), Best::new(), Best::new());
         let mut full = false;
         let within = |worker: &Worker| pool.is_none_or(|pool| *pool == worker.spec.pool);
-        for (slot, worker) in self.allowed().filter(|(_, worker)| within(worker)) {
-            let share = 1.0 / worker.spec.weight;
-            let leaves = worker.is_leaving(self.now);
+        for listed in self.fleet.listed(&self.ask.model) {
+            let easy = match self.look(listed) {
+                Look::Easy => true,
+                Look::Closer => false,
+                Look::No => continue,
+            };
+            let (slot, worker) = (listed.glance().slot(), listed.worker());
+            if !within(worker) {
+                continue;
+            }
+            let share = 1.0 / listed.glance().weight;
+            let leaves = !easy && worker.is_leaving(self.now);
             let ranks = worker.ranks_work();
-            let easy = self.ask.excluded.is_empty() && worker.has_room_on_every_rank(self.now);
             for place in self.places(worker) {
                 if !easy {
                     let rank = on_wire(worker, place);
