@@ -78,9 +78,12 @@ impl Pools {
         usage: impl Fn(&Pool) -> Option<f64>,
         rng: &mut dyn Rng,
     ) -> Candidates<'f> {
+        if self.rules.is_empty() {
+            return candidates;
+        }
         let names: BTreeMap<&Pool, ()> =
             candidates.as_slice().iter().map(|candidate| (&candidate.worker().spec.pool, ())).collect();
-        if self.rules.is_empty() || names.len() < 2 {
+        if names.len() < 2 {
             return candidates;
         }
         let mut open: Vec<_> = names.into_keys().map(|name| self.judge(name, &usage)).collect();

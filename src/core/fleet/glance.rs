@@ -33,8 +33,8 @@ pub struct Glance {
     /// Requests that its last report has, and how many of them are not this router's.
     reported: u64,
     others: u64,
-    /// When that report was made; `None` where there is none.
-    reported_at: Option<Instant>,
+    /// How long that report counts; `None` where there is none.
+    reported_until: Option<Instant>,
     /// Whether it is registered and ready.
     ready: bool,
     /// Whether nothing of it is marked lost, refuses, takes nothing new, or is full by its report.
@@ -58,7 +58,7 @@ impl Glance {
             own,
             reported: worker.reported_total,
             others: worker.reported_total.saturating_sub(worker.own_total_then.into()),
-            reported_at: worker.report.as_ref().map(|(_, at)| *at),
+            reported_until: worker.report.as_ref().map(|(_, at)| *at + REPORT_COUNTS_FOR),
             ready: worker.registered && spec.state == WorkerState::Ready,
             easy: worker.marks.is_empty()
                 && worker.refusals.is_empty()
@@ -90,7 +90,7 @@ impl Glance {
     }
 
     fn is_reported(&self, now: Instant) -> bool {
-        self.reported_at.is_some_and(|at| now.saturating_duration_since(at) <= REPORT_COUNTS_FOR)
+        self.reported_until.is_some_and(|until| now <= until)
     }
 }
 
