@@ -17,6 +17,7 @@
 //! itself is `docs/protocol.md`; nothing in it needs this crate.
 
 pub mod bench;
+pub mod bridge;
 pub mod cli;
 pub mod client;
 pub mod config;

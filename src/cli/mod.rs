@@ -1,6 +1,7 @@
 //! The command line, one file per subcommand.
 
 mod bench;
+mod bridge;
 mod demo;
 mod explain;
 mod jobs;
@@ -37,6 +38,7 @@ Environment:
 #[derive(Debug, Subcommand)]
 enum Command {
     Router(router::Args),
+    Bridge(Box<bridge::Args>),
     Schema(schema::Args),
     Demo(demo::Args),
     Explain(Box<explain::Args>),
@@ -60,6 +62,10 @@ impl Cli {
             Command::Bench(args) => {
                 logging::init_quietly(self.log_format.unwrap_or_default())?;
                 bench::run(args).await
+            }
+            Command::Bridge(args) => {
+                logging::init(self.log_format.unwrap_or_default())?;
+                bridge::run(*args).await
             }
             Command::BenchForwarder(args) => {
                 logging::init(self.log_format.unwrap_or_default())?;

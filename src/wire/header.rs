@@ -51,6 +51,10 @@ pub const EVENT: &str = "Rankpin-Event";
 pub const SEQ: &str = "Rankpin-Seq";
 /// `Rankpin-Final`: `true` on the last reply message.
 pub const FINAL: &str = "Rankpin-Final";
+/// `Rankpin-Path`: the HTTP path that the request came in on, where it came through a gateway.
+pub const PATH: &str = "Rankpin-Path";
+/// `Rankpin-Sse-Event`: name of the server-sent event whose data a reply message holds, where it has one.
+pub const SSE_EVENT: &str = "Rankpin-Sse-Event";
 /// `Rankpin-Probe`: `1` on a probe of a worker's cancel subject.
 pub const PROBE: &str = "Rankpin-Probe";
 /// `Nats-Service-Error`: code word of an error.

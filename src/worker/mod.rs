@@ -5,6 +5,7 @@
 //! The way of a request: [`intake`] reads it off a rank's subject, [`serve`] accepts it, lets the [`Engine`] work and
 //! ends it; what goes out, goes through [`replies`].
 
+mod caches;
 pub mod cancel;
 mod dispatch;
 pub mod engine;
@@ -24,6 +25,7 @@ use tokio::task::JoinSet;
 use tracing::{info, warn};
 use uuid::Uuid;
 
+pub use caches::Caches;
 pub use cancel::{CancelReason, CancelToken};
 pub use engine::{Acceptance, Engine, EngineRequest, Failure, Refusal};
 pub use replies::{ReplyError, ReplyStream};
@@ -147,6 +149,8 @@ pub enum WorkerError {
 #[derive(Debug)]
 pub struct Worker {
     instance: String,
+    worker: WorkerId,
+    subjects: Subjects,
     phase: watch::Sender<Phase>,
     slots: Arc<Slots>,
     cancels: Arc<Cancels>,
@@ -182,8 +186,8 @@ impl Worker {
         let load_subject = subjects.load(&options.worker);
         let service = Arc::new(Service {
             engine,
-            subjects,
-            worker: options.worker,
+            subjects: subjects.clone(),
+            worker: options.worker.clone(),
             out: out.clone(),
             slots: Arc::new(Slots::new(options.ranks, options.max_inflight)),
             cancels: Arc::default(),
@@ -202,7 +206,7 @@ impl Worker {
             reporting.await;
             Ok(())
         });
-        Ok(Self { instance, phase, slots, cancels, intake, out, tasks })
+        Ok(Self { instance, worker: options.worker, subjects, phase, slots, cancels, intake, out, tasks })
     }
 
     /// Id of this process, as it is registered.
@@ -222,6 +226,18 @@ impl Worker {
         // Where the server does not answer, its connections end with the worker.
         let _ = tokio::time::timeout(LEAVE_TIMEOUT, self.settle()).await;
         error
+    }
+
+    /// Says whether what serves the requests works. While it does not, the worker is not registered and refuses what
+    /// still comes; requests that are running go on, and so does the process's name.
+    pub fn set_available(&self, available: bool) {
+        self.slots.set_away(!available);
+        self.phase.send_replace(if available { Phase::Ready } else { Phase::Away });
+    }
+
+    /// Where this worker's caches are told of.
+    pub fn caches(&self) -> Caches {
+        Caches::new(self.out.clone(), self.subjects.clone(), self.worker.clone(), self.instance.clone())
     }
 
     /// Leaves: registered as draining at once, new dispatches are refused, running requests end or, after `timeout`,

@@ -3,6 +3,7 @@
 //! How a server is found: `CONTRIBUTING.md`.
 
 mod body;
+mod bridge;
 mod cli;
 mod client;
 mod demo;
