@@ -51,6 +51,11 @@ pub struct Patience {
     pub idle: Duration,
 }
 
+impl Patience {
+    /// What suits most engines.
+    pub const DEFAULT: Self = Self { answer: Duration::from_secs(600), idle: Duration::from_secs(60) };
+}
+
 impl Engine for HttpEngine {
     async fn serve(&self, request: EngineRequest, replies: &mut ReplyStream) -> Result<Finished, Failure> {
         let mut tally = Tally::default();

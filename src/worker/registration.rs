@@ -139,6 +139,8 @@ impl Keeper {
             let now = *phase.borrow_and_update();
             self.registration.state = match now {
                 Phase::Ready => State::Ready,
+                // One that is away takes nothing as it is, and need not say so.
+                Phase::Draining if gone => continue,
                 Phase::Draining => State::Draining,
                 Phase::Away => {
                     // Once: what is not there need not be deleted again.

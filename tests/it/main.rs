@@ -22,4 +22,5 @@ mod start_stop;
 mod support;
 mod tidy;
 mod traces;
+mod vllm;
 mod worker;

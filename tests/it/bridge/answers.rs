@@ -69,7 +69,7 @@ async fn streams_come_event_by_event() {
     let mut attempt = ask(&field, "any", json!({"do": "stream"}), &[]).await;
     let said = replies(&mut attempt).await;
     assert_eq!(said.len(), 4, "three events and the end: {said:?}");
-    assert_eq!(said[0].1, r#"{"choices":[{"index":0,"delta":{"content":"a"}}]}"#);
+    assert_eq!(said[0].1, r#"{"choices":[{"delta":{"content":"a"},"index":0}]}"#);
     assert_eq!((said[3].1.as_str(), said[3].2.error.clone()), ("", None));
     assert_eq!(attempt.finished(Outcome::Ok).await.cached_tokens, Some(4));
 

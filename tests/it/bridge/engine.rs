@@ -278,7 +278,11 @@ fn streamed(shared: Arc<Shared>, steps: Vec<Step>) -> Response {
     let steps = futures_util::stream::iter(steps).then(async |step| match step {
         Step::Say(text) => Ok(text),
         Step::Hang => std::future::pending().await,
-        Step::Break => Err(std::io::Error::other("as the test wants it")),
+        Step::Break => {
+            // What stands before it is sent while the stream has nothing to say.
+            tokio::time::sleep(Duration::from_millis(20)).await;
+            Err(std::io::Error::other("as the test wants it"))
+        }
     });
     // The guard lives as long as the body, and counts unless its end was reached.
     let mut guard = Some(hang_up);
