@@ -1,7 +1,6 @@
 """A frontend for rankpin in plain nats-py: sends a conversation's turns, prints the answers as they stream in.
 
-    pip install nats-py
-    python frontend.py --model my-model --session chat-1 "Hello" "And again"
+    pip install nats-py && python frontend.py --model my-model --session chat-1 "Hello" "And again"
 
 Every turn of one session goes to the same worker and rank. Without --session rankpin knows the conversation by its
 text. The contract is docs/protocol.md; its sections are named below.

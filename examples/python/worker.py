@@ -1,14 +1,13 @@
 """A worker for rankpin in plain nats-py: registers ranks, takes requests for them, answers and says so.
 
-    pip install nats-py
-    python worker.py --worker py-1 --model my-model --dp-size 2
+    pip install nats-py && python worker.py --worker py-1 --model my-model --dp-size 2
 
-Put the call of your engine into `answer`. The contract is docs/protocol.md; its sections are named below.
-"""
+Put the call of your engine into `answer`. The contract is docs/protocol.md; its sections are named below."""
 import argparse, asyncio, json, signal, uuid
+from functools import partial
 
-import nats  # and nothing of rankpin's
-from nats.js.errors import BucketNotFoundError, KeyWrongLastSequenceError
+import nats
+from nats.js.errors import KeyWrongLastSequenceError
 
 
 async def answer(rank, body):
@@ -25,8 +24,7 @@ async def serve(nc, rank, msg):
         return nc.publish(msg.reply, payload, headers={"Rankpin-Event": event})
 
     async def say(payload, more={}):
-        nonlocal seq
-        # The first message says who answers, and why that one; each has its number and its attempt.
+        nonlocal seq  # the first message says who answers, and why that one
         shown = ["Request-Id", "Attempt"] + (["Worker", "Dp-Rank", "Decision"] if seq == 0 else [])
         head = {"Rankpin-Seq": str(seq), **{n: asked[n] for s in shown if (n := f"Rankpin-{s}") in asked}, **more}
         seq += 1
@@ -50,12 +48,10 @@ async def listen(nc, prefix, ranks):
     """A subject for each rank, one for requests that leave the rank to us, and one for cancels."""
     running = {}
 
-    def take(rank):
-        async def handle(msg):
-            key = msg.headers["Rankpin-Request-Id"], msg.headers["Rankpin-Attempt"]
-            running[key] = asyncio.create_task(serve(nc, rank, msg))
-            running[key].add_done_callback(lambda _: running.pop(key, None))
-        return handle
+    async def take(rank, msg):
+        key = msg.headers["Rankpin-Request-Id"], msg.headers["Rankpin-Attempt"]
+        running[key] = asyncio.create_task(serve(nc, rank, msg))
+        running[key].add_done_callback(lambda _: running.pop(key, None))
 
     async def cancel(msg):
         named = [(msg.headers or {}).get(name) for name in ("Rankpin-Request-Id", "Rankpin-Attempt")]
@@ -63,8 +59,8 @@ async def listen(nc, prefix, ranks):
             task.cancel()
 
     for rank in ranks:
-        await nc.subscribe(f"{prefix}.rank.{rank}", cb=take(rank))
-    await nc.subscribe(f"{prefix}.any", queue="any", cb=take(ranks[0]))
+        await nc.subscribe(f"{prefix}.rank.{rank}", cb=partial(take, rank))
+    await nc.subscribe(f"{prefix}.any", queue="any", cb=partial(take, ranks[0]))
     await nc.subscribe(f"{prefix}.cancel", cb=cancel)
     await nc.flush()
 
@@ -85,10 +81,10 @@ async def main(args):
             bucket = bucket or await nc.jetstream().key_value(f"{args.namespace}_workers")
             put = bucket.update(args.worker, value, revision) if revision else bucket.create(args.worker, value)
             revision = await put
-        except BucketNotFoundError:
-            print("waiting for a router, which makes the bucket", flush=True)
         except KeyWrongLastSequenceError:
             raise SystemExit(f"worker {args.worker} runs elsewhere (or was killed less than 30 s ago)")
+        except nats.errors.Error as problem:  # a router makes the bucket
+            print(f"cannot register yet: {problem!r}", flush=True)
         await asyncio.wait([asyncio.create_task(stop.wait())], timeout=2)
     if revision:
         await bucket.delete(args.worker, last=revision)
@@ -97,7 +93,7 @@ async def main(args):
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    for flag, default in (("nats-url", "nats://127.0.0.1:4222"), ("namespace", "rankpin"), ("worker", "py-1"),
-                          ("model", "my-model"), ("dp-start", 0), ("dp-size", 1)):
+    defaults = {"nats-url": "nats://127.0.0.1:4222", "namespace": "rankpin", "worker": "py-1", "model": "my-model"}
+    for flag, default in {**defaults, "dp-start": 0, "dp-size": 1}.items():
         parser.add_argument(f"--{flag}", default=default, type=type(default))
     asyncio.run(main(parser.parse_args()))

@@ -4,12 +4,14 @@ mod bench;
 mod bridge;
 mod demo;
 mod explain;
+mod gateway;
 mod jobs;
 mod replay;
 mod router;
 mod schema;
 mod signals;
 mod sim;
+mod up;
 
 use clap::{Parser, Subcommand};
 
@@ -38,7 +40,9 @@ Environment:
 #[derive(Debug, Subcommand)]
 enum Command {
     Router(router::Args),
+    Gateway(gateway::Args),
     Bridge(Box<bridge::Args>),
+    Up(Box<up::Args>),
     Schema(schema::Args),
     Demo(demo::Args),
     Explain(Box<explain::Args>),
@@ -59,6 +63,11 @@ impl Cli {
                 logging::init(config.log_format)?;
                 router::run(config).await
             }
+            Command::Gateway(args) => {
+                let config = args.resolve(self.log_format)?;
+                logging::init(config.log_format)?;
+                gateway::run(config).await
+            }
             Command::Bench(args) => {
                 logging::init_quietly(self.log_format.unwrap_or_default())?;
                 bench::run(args).await
@@ -66,6 +75,10 @@ impl Cli {
             Command::Bridge(args) => {
                 logging::init(self.log_format.unwrap_or_default())?;
                 bridge::run(*args).await
+            }
+            Command::Up(args) => {
+                logging::init_quietly(self.log_format.unwrap_or_default())?;
+                up::run(*args).await
             }
             Command::BenchForwarder(args) => {
                 logging::init(self.log_format.unwrap_or_default())?;

@@ -107,12 +107,12 @@ pub async fn run(options: UpOptions, tell: impl Fn(Event), stop: impl Future<Out
     gateways.start(|stop| async { Ok(gateway::run(gateway, stop).await?) });
     let engine = options.worker.engine();
     let url = server.url().to_owned();
-    workers.start(|stop| options.worker.run(url, stop));
+    workers.start(|stop| options.worker.run(url.clone(), stop));
 
     let outcome = {
         let watched = async {
             let models = ready(listen, &engine, &tell).await;
-            tell(Event::Ready(Ready { gateway: listen, nats: server.url().to_owned(), models }));
+            tell(Event::Ready(Ready { gateway: listen, nats: url.clone(), models }));
             std::future::pending::<()>().await;
         };
         let [gateways, workers, routers] = &mut parts;

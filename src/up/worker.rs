@@ -83,14 +83,10 @@ impl WorkerPart {
     }
 }
 
-async fn simulate(
-    simulated: Simulated,
-    link: LinkOptions,
-    worker: WorkerId,
-    mut stop: Stop,
-) -> Result<(), UpError> {
+async fn simulate(simulated: Simulated, link: LinkOptions, worker: WorkerId, mut stop: Stop) -> Result<(), UpError> {
     let ranks = RankRange::new(0, simulated.dp_size);
-    let ranks = ranks.ok_or_else(|| UpError::Simulated(format!("{} ranks, allowed are 1 to 65536", simulated.dp_size)))?;
+    let ranks =
+        ranks.ok_or_else(|| UpError::Simulated(format!("{} ranks, allowed are 1 to 65536", simulated.dp_size)))?;
     let simulation = SimOptions::new(ranks);
     let engine = SimEngine::new(simulation).map_err(UpError::Simulated)?;
     let mut options = WorkerOptions::new(link, namespace(), worker, simulated.models, ranks);

@@ -1,7 +1,7 @@
 //! `rankpin bridge` between a router, which each test plays, and an HTTP server that plays the engine.
 
 mod answers;
-mod engine;
+pub mod engine;
 mod kv;
 mod life;
 mod ranks;
