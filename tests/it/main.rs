@@ -3,6 +3,7 @@
 //! How a server is found: `CONTRIBUTING.md`.
 
 mod body;
+mod bridge;
 mod cli;
 mod client;
 mod demo;
@@ -13,6 +14,7 @@ mod golden_bodies;
 mod jobs;
 mod link;
 mod pools;
+mod python;
 mod replay;
 mod router;
 mod schemas;
@@ -21,4 +23,6 @@ mod start_stop;
 mod support;
 mod tidy;
 mod traces;
+mod up;
+mod vllm;
 mod worker;
