@@ -3,6 +3,7 @@
 mod bench;
 mod demo;
 mod explain;
+mod health;
 mod jobs;
 mod replay;
 mod router;
@@ -40,6 +41,7 @@ enum Command {
     Schema(schema::Args),
     Demo(demo::Args),
     Explain(Box<explain::Args>),
+    Health(health::Args),
     Replay(replay::Args),
     Jobs(Box<jobs::Args>),
     Bench(bench::Args),
@@ -73,6 +75,7 @@ impl Cli {
                 logging::init_quietly(self.log_format.unwrap_or_default())?;
                 explain::run(*args).await
             }
+            Command::Health(args) => health::run(&args).await,
             Command::Replay(args) => {
                 logging::init_quietly(self.log_format.unwrap_or_default())?;
                 replay::run(&args)
