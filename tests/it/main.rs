@@ -5,6 +5,7 @@
 mod body;
 mod cli;
 mod client;
+mod compose;
 mod demo;
 mod explain;
 mod fuzzing;
