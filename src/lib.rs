@@ -13,7 +13,7 @@
 //!
 //! # What is of use outside
 //!
-//! [`worker`] hosts an engine, [`client`] is a frontend, [`wire`] has the messages with their schemas. The contract
+//! [`gateway`] serves HTTP, [`worker`] hosts an engine, [`client`] is a frontend, [`wire`] has the messages with their schemas. The contract
 //! itself is `docs/protocol.md`; nothing in it needs this crate.
 
 pub mod bench;
@@ -23,6 +23,7 @@ pub mod config;
 pub mod core;
 pub mod demo;
 pub mod explain;
+pub mod gateway;
 pub mod local;
 pub mod nats;
 pub mod replay;

@@ -29,7 +29,8 @@ Examples:
 /// Prints the page's words, which say what is wrong where something is.
 pub(super) async fn run(args: &Args) -> anyhow::Result<()> {
     let Args { address, path } = args;
-    let answer = http::get(*address, path).await.with_context(|| format!("nothing answers at http://{address}{path}"))?;
+    let answer =
+        http::get(*address, path).await.with_context(|| format!("nothing answers at http://{address}{path}"))?;
     let words = String::from_utf8_lossy(&answer.body);
     match answer.status {
         200 => {

@@ -3,6 +3,7 @@
 mod bench;
 mod demo;
 mod explain;
+mod gateway;
 mod health;
 mod jobs;
 mod replay;
@@ -38,6 +39,7 @@ Environment:
 #[derive(Debug, Subcommand)]
 enum Command {
     Router(router::Args),
+    Gateway(gateway::Args),
     Schema(schema::Args),
     Demo(demo::Args),
     Explain(Box<explain::Args>),
@@ -58,6 +60,11 @@ impl Cli {
                 let config = args.resolve(self.log_format)?;
                 logging::init(config.log_format)?;
                 router::run(config).await
+            }
+            Command::Gateway(args) => {
+                let config = args.resolve(self.log_format)?;
+                logging::init(config.log_format)?;
+                gateway::run(config).await
             }
             Command::Bench(args) => {
                 logging::init_quietly(self.log_format.unwrap_or_default())?;

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use bytes::Bytes;
+
 use super::sequence::SequenceError;
 use crate::nats::ConnectError;
 
@@ -44,6 +46,8 @@ pub enum ClientError {
         message: String,
         /// Seconds after which to try again, where the answer says so.
         retry_after_s: Option<u32>,
+        /// The answer as it came.
+        answer: Answer,
     },
     /// Nothing came for too long. A killed router can't say so: this is how one notices.
     #[error("no reply message came within {} ms", .0.as_millis())]
@@ -63,6 +67,15 @@ pub enum ClientError {
         /// The limit, see [`super::ClientOptions::stream_capacity`].
         capacity: usize,
     },
+}
+
+/// Body of an error as it came: of an engine's own error (`engine_error`) what the engine said, verbatim.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Answer {
+    /// The payload.
+    pub payload: Bytes,
+    /// Its media type, where the answer says it.
+    pub content_type: Option<String>,
 }
 
 impl ClientError {

@@ -29,11 +29,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::StreamExt as _;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::AbortHandle;
 use tracing::{debug, warn};
 
-pub use error::ClientError;
+pub use error::{Answer, ClientError};
 pub use request::Request;
 pub use stream::{Chunk, ReplyStream, Served};
 
@@ -95,8 +95,17 @@ struct Shared {
     inbox: Arc<Inbox>,
     /// The connection on which the inbox stands, counted from 1.
     standing: watch::Receiver<Option<u64>>,
-    cancels: mpsc::Sender<RequestId>,
+    cancels: mpsc::Sender<Cancel>,
     reader: AbortHandle,
+}
+
+/// What the task that publishes cancels is told.
+#[derive(Debug)]
+enum Cancel {
+    /// To cancel a request.
+    Request(RequestId),
+    /// To say when what came before is out.
+    Flush(oneshot::Sender<()>),
 }
 
 impl Client {
@@ -132,7 +141,8 @@ impl Client {
             return Err(ClientError::TooLarge { size, max });
         }
         let idle = request.idle_timeout.unwrap_or(shared.options.idle_timeout);
-        let first = idle.saturating_add(request.timeout.unwrap_or(shared.options.request_timeout));
+        let wait = request.timeout.unwrap_or(shared.options.request_timeout);
+        let first = request.answer_timeout.unwrap_or(idle).saturating_add(wait);
         let patience = Patience { first, idle, deadline: request.deadline };
 
         let connection = shared.wait_for_inbox().await.ok_or(ClientError::Disconnected)?;
@@ -155,6 +165,22 @@ impl Client {
         }
     }
 
+    /// Waits until the cancels of the streams that were dropped have reached the server; for a process that is about to end.
+    pub async fn flush_cancels(&self) {
+        let (out, is_out) = oneshot::channel();
+        if self.shared.cancels.send(Cancel::Flush(out)).await.is_ok() {
+            let _ = is_out.await;
+        }
+        if let Err(error) = self.shared.link.barrier().await {
+            debug!(%error, "cancels may not have reached the server");
+        }
+    }
+
+    /// Whether the connection stands.
+    pub fn is_connected(&self) -> bool {
+        self.shared.link.is_connected()
+    }
+
     /// How many reply streams are open.
     pub fn open_streams(&self) -> usize {
         self.shared.inbox.len()
@@ -170,7 +196,7 @@ impl Shared {
     }
 
     fn cancel(&self, id: &RequestId) {
-        if self.cancels.try_send(id.clone()).is_err() {
+        if self.cancels.try_send(Cancel::Request(id.clone())).is_err() {
             warn!(request_id = %id, "too many cancels wait, this request is not cancelled");
         }
     }
@@ -182,8 +208,15 @@ impl Drop for Shared {
     }
 }
 
-async fn publish_cancels(link: Link, subjects: Subjects, mut waiting: mpsc::Receiver<RequestId>) {
-    while let Some(id) = waiting.recv().await {
+async fn publish_cancels(link: Link, subjects: Subjects, mut waiting: mpsc::Receiver<Cancel>) {
+    while let Some(cancel) = waiting.recv().await {
+        let id = match cancel {
+            Cancel::Request(id) => id,
+            Cancel::Flush(out) => {
+                let _ = out.send(());
+                continue;
+            }
+        };
         if let Err(error) = link.publish(subjects.cancel(&id), None, Headers::new(), bytes::Bytes::new()).await {
             debug!(request_id = %id, %error, "a cancel could not be published");
         }

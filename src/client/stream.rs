@@ -10,7 +10,7 @@ use futures_util::{Stream, StreamExt as _};
 use tokio::time::{Instant, Sleep};
 
 use super::Shared;
-use super::error::ClientError;
+use super::error::{Answer, ClientError};
 use super::inbox::{Ending, Opened};
 use super::sequence::{Mark, Sequence, Verdict};
 use crate::core::id::{DpRank, Placement, RequestId, WorkerId};
@@ -150,8 +150,10 @@ impl ReplyStream {
                 return Ok(None);
             }
             self.state = State::Settled;
-            let message = reply::error_message(&message.payload).unwrap_or_else(|| code.clone());
-            return Err(ClientError::Service { status, code, message, retry_after_s: head.retry_after_s });
+            let words = reply::error_message(&message.payload).unwrap_or_else(|| code.clone());
+            let answer = Answer { payload: message.payload, content_type: head.content_type };
+            let retry_after_s = head.retry_after_s;
+            return Err(ClientError::Service { status, code, message: words, retry_after_s, answer });
         }
         let seq = head.seq.ok_or(ClientError::Unnumbered)?;
         match self.sequence.judge(Mark { attempt: head.attempt, seq, last: head.last })? {

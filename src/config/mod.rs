@@ -5,6 +5,7 @@
 
 mod alias;
 mod file;
+pub mod gateway;
 mod jobs;
 mod overload;
 mod pool;
@@ -184,7 +185,7 @@ impl ConfigError {
 /// The configuration from flags, environment (asked by name) and the file that one of these names, in this
 /// precedence; defaults for the rest.
 pub fn resolve(flags: &Flags, environment: &dyn Fn(&str) -> Option<String>) -> Result<RouterConfig, ConfigError> {
-    let sources = Sources::open(flags, environment)?;
+    let sources = Sources::open(flags, environment, file::OF_ROUTER)?;
     let namespace = namespace(&sources.get(&setting::NAMESPACE))?;
     let config = RouterConfig {
         nats_url: nats_url(sources.get(&setting::NATS_URL))?,

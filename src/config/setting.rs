@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::file::{AliasEntry, ConfigFile, PoolEntry, Table, WorkerEntry};
+use super::file::{AliasEntry, ConfigFile, PoolEntry, Shape, Table, WorkerEntry};
 use super::{ConfigError, Flags};
 
 /// One setting.
@@ -22,7 +22,7 @@ pub struct Setting {
 }
 
 impl Setting {
-    const fn new(key: &'static str, value: &'static str, default: &'static str, help: &'static str) -> Self {
+    pub(super) const fn new(key: &'static str, value: &'static str, default: &'static str, help: &'static str) -> Self {
         Self { key, value, default: Some(default), also: &[], help }
     }
 
@@ -40,6 +40,11 @@ impl Setting {
     /// Whether its value is a whole number.
     pub fn is_count(&self) -> bool {
         self.value.split('|').any(|value| value == "COUNT")
+    }
+
+    /// The same setting without a default.
+    pub(super) const fn optional(key: &'static str, value: &'static str, help: &'static str) -> Self {
+        Self { key, value, default: None, also: &[], help }
     }
 
     /// Whether the flag may stand without a value.
@@ -379,10 +384,14 @@ pub(super) struct Sources<'a> {
 
 impl<'a> Sources<'a> {
     /// Flags and environment, and the file that they name.
-    pub(super) fn open(flags: &'a Flags, environment: &'a dyn Fn(&str) -> Option<String>) -> Result<Self, ConfigError> {
+    pub(super) fn open(
+        flags: &'a Flags,
+        environment: &'a dyn Fn(&str) -> Option<String>,
+        shape: Shape,
+    ) -> Result<Self, ConfigError> {
         let mut sources = Self { flags, environment, file: ConfigFile::default() };
         if let Some(path) = sources.find(&CONFIG) {
-            sources.file = ConfigFile::read(&path.text)?;
+            sources.file = ConfigFile::read(&path.text, shape)?;
         }
         Ok(sources)
     }

@@ -45,6 +45,10 @@ pub const ALIAS: &str = "Rankpin-Alias";
 pub const HOPS: &str = "Rankpin-Hops";
 /// `Rankpin-Prefix-Keys`: keys of a body that travels elsewhere.
 pub const PREFIX_KEYS: &str = "Rankpin-Prefix-Keys";
+/// `Rankpin-Path`: the HTTP path of the request, as a gateway got it.
+pub const PATH: &str = "Rankpin-Path";
+/// `Rankpin-Sse-Event`: the name of the server-sent event whose data a reply message is.
+pub const SSE_EVENT: &str = "Rankpin-Sse-Event";
 /// `Rankpin-Event`: kind of a message on the router's inbox.
 pub const EVENT: &str = "Rankpin-Event";
 /// `Rankpin-Seq`: number of a reply message, from 0.

@@ -35,6 +35,11 @@ impl Subjects {
         [format!("{}.request.>", self.ns), format!("{}.request", self.ns), format!("{}.trusted.>", self.ns)]
     }
 
+    /// `{ns}.trusted.{model}`, where gateways publish.
+    pub fn trusted(&self, model: &Model) -> String {
+        format!("{}.trusted.{}", self.ns, encode_model(model.as_str()))
+    }
+
     /// `{ns}.request` or `{ns}.trusted`: where requests for a model go, with a dot and the model's token behind it.
     pub fn requests(&self, trusted: bool) -> String {
         format!("{}.{}", self.ns, if trusted { "trusted" } else { "request" })

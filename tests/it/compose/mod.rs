@@ -55,8 +55,10 @@ async fn sessions_stay_over_two_routers_of_which_one_is_killed() {
         eventually(&format!("{router} takes its share"), LONG, admitted).await;
     }
 
+    let over_http = stack.ask_gateway("over-http").await;
     docker(&["kill", &routers[0]]);
     load.goes_on("after a router was killed", TURNS).await;
+    assert_eq!(stack.ask_gateway("over-http").await, over_http);
     docker(&["start", &routers[0]]);
     stack.healthy(&routers[0]).await;
     load.goes_on("with two routers again", TURNS).await;
@@ -178,9 +180,11 @@ async fn one_of_three_nats_servers_is_killed() {
 #[tokio::test]
 #[ignore = "needs a Docker engine and images: make test-compose"]
 async fn prometheus_finds_every_router_and_the_dashboard_has_figures() {
-    let services = ["nats", "router", "worker-0", "worker-1", "prometheus"];
+    let services = ["nats", "router", "gateway", "worker-0", "worker-1", "prometheus"];
     let stack = Stack::up("monitoring", Kind::Monitoring, &services).await;
-    for check in [["check", "config", "/etc/prometheus/prometheus.yml"], ["check", "rules", "/etc/prometheus/rules.yml"]] {
+    for check in
+        [["check", "config", "/etc/prometheus/prometheus.yml"], ["check", "rules", "/etc/prometheus/rules.yml"]]
+    {
         stack.run(&[&["exec", "-T", "prometheus", "promtool"], &check[..]].concat());
     }
     stack.workers(2).await;

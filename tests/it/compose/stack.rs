@@ -7,6 +7,8 @@ use std::sync::OnceLock;
 use std::time::Duration;
 
 use rankpin::local::http;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
 
 use crate::support::eventually;
 
@@ -77,7 +79,7 @@ impl Stack {
     /// Starts services of the file, all where none is named, and waits until they are healthy. The test's name becomes
     /// part of the containers' names.
     pub async fn up(test: &str, kind: Kind, services: &[&str]) -> Self {
-        let ports = ["NATS_PORT", "NATS_2_PORT", "NATS_3_PORT", "PROMETHEUS_PORT", "GRAFANA_PORT"];
+        let ports = ["NATS_PORT", "NATS_2_PORT", "NATS_3_PORT", "GATEWAY_PORT", "PROMETHEUS_PORT", "GRAFANA_PORT"];
         let free = || http::free_port().expect("a port is free").port().to_string();
         let mut ports: Vec<_> = ports.into_iter().map(|name| (name, free())).collect();
         // Any free one for each router.
@@ -171,6 +173,29 @@ impl Stack {
     pub fn port(&self, variable: &str) -> &str {
         let (_, port) = self.ports.iter().find(|(name, _)| *name == variable).expect("one of the file's variables");
         port
+    }
+
+    /// Asks the gateway over HTTP, as any client of the API does, and says where the answer came from.
+    pub async fn ask_gateway(&self, session: &str) -> String {
+        let body = r#"{"model":"my-model","max_tokens":8,"messages":[{"role":"user","content":"hi"}]}"#;
+        let head = format!(
+            "POST /v1/chat/completions HTTP/1.0\r\nHost: test\r\nContent-Type: application/json\r\n\
+             x-session-id: {session}\r\nContent-Length: {}\r\n\r\n",
+            body.len()
+        );
+        let address = format!("127.0.0.1:{}", self.port("GATEWAY_PORT"));
+        let mut stream = TcpStream::connect(address).await.expect("the gateway's port is published");
+        stream.write_all(format!("{head}{body}").as_bytes()).await.expect("the gateway reads");
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await.expect("an answer in UTF-8");
+        let status = answer.split(' ').nth(1);
+        assert_eq!(status, Some("200"), "{answer}");
+        let header = |name: &str| {
+            let line = answer.lines().find(|line| line.to_ascii_lowercase().starts_with(name));
+            line.and_then(|line| line.split_once(": ")).map(|(_, value)| value.to_owned())
+        };
+        let (worker, rank) = (header("x-rankpin-worker:"), header("x-rankpin-dp-rank:"));
+        format!("{}/{}", worker.expect("the answer names it"), rank.expect("the answer names it"))
     }
 
     /// The sum over a metric of one router, by its full name; none while the router does not answer.
