@@ -1,6 +1,6 @@
 # What this project is worked on with; `make` alone lists it.
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-compose chaos bench fuzz fmt lint docs schemas
+.PHONY: help demo test test-compose check-deploy chaos bench fuzz fmt lint docs schemas
 
 help: ## List what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -19,6 +19,9 @@ test: ## Run all tests, the integration tests against a real NATS server
 
 test-compose: ## Run docker-compose.yml with real containers, and break things in it
 	scripts/test-compose
+
+check-deploy: ## Check the Dockerfile and what is under deploy/, without an engine or a cluster
+	scripts/check-deploy
 
 # Jobs, faults and seed.
 CHAOS ?= 10000 20 1

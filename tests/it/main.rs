@@ -7,6 +7,7 @@ mod cli;
 mod client;
 mod compose;
 mod demo;
+mod deploy;
 mod explain;
 mod fuzzing;
 mod golden;
