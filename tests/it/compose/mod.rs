@@ -191,9 +191,13 @@ async fn prometheus_finds_every_router_and_the_dashboard_has_figures() {
     let mut load = Load::connect(&stack.nats_urls()).await;
     load.begin("session", SESSIONS);
     load.goes_on("for Prometheus to count", TURNS).await;
-    let url = format!("http://127.0.0.1:{}", stack.port("PROMETHEUS_PORT"));
+    stack.ask_gateway("over-http").await;
     let mut check = Command::new(script("check-dashboard"));
-    check.current_dir(root()).args(["--prometheus", &url, "--routers", "2"]);
+    check.current_dir(root()).args(["--prometheus", &format!("http://127.0.0.1:{}", stack.port("PROMETHEUS_PORT"))]);
+    check.args(["--gateway", &format!("127.0.0.1:{}", stack.port("GATEWAY_PORT"))]);
+    for router in stack.containers("router") {
+        check.args(["--router", &stack.http_of(&router).expect("it runs").to_string()]);
+    }
     let output = tokio::task::spawn_blocking(move || check.output()).await.expect("it ends").expect("it runs");
     println!("{}", String::from_utf8_lossy(&output.stdout));
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));

@@ -198,11 +198,15 @@ impl Stack {
         format!("{}/{}", worker.expect("the answer names it"), rank.expect("the answer names it"))
     }
 
+    /// Where a router's HTTP is published; none while it does not run.
+    pub fn http_of(&self, router: &str) -> Option<SocketAddr> {
+        let port = output(Command::new("docker").args(["port", router, "9464/tcp"]));
+        String::from_utf8_lossy(&port.stdout).lines().next()?.parse().ok()
+    }
+
     /// The sum over a metric of one router, by its full name; none while the router does not answer.
     pub async fn metric(&self, router: &str, name: &str) -> Option<f64> {
-        let port = output(Command::new("docker").args(["port", router, "9464/tcp"]));
-        let address: SocketAddr = String::from_utf8_lossy(&port.stdout).lines().next()?.parse().ok()?;
-        let page = http::get(address, "/metrics").await.ok()?;
+        let page = http::get(self.http_of(router)?, "/metrics").await.ok()?;
         let text = String::from_utf8_lossy(&page.body).into_owned();
         let values = text.lines().filter_map(|line| {
             let (series, value) = line.rsplit_once(' ')?;
