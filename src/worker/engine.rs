@@ -118,6 +118,11 @@ impl Refusal {
         Self { status: 503, code: "draining".into(), message: "the worker is draining".into() }
     }
 
+    /// Something that is needed is not there at the moment; the router tries another placement. Status 503.
+    pub fn unavailable(code: impl Into<String>, message: impl Into<String>) -> Self {
+        Self { status: 503, code: code.into(), message: message.into() }
+    }
+
     /// Nobody can serve this request; the frontend gets the error. Status 400.
     pub fn invalid(message: impl Into<String>) -> Self {
         Self { status: 400, code: "invalid_request".into(), message: message.into() }
