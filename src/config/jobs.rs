@@ -52,7 +52,7 @@ pub(super) fn read(sources: &Sources<'_>) -> Result<JobsConfig, ConfigError> {
     let limit = |number: u64| (number > 0).then_some(number);
     Ok(JobsConfig {
         max: size(whole(&sources.get(&setting::MAX_JOBS), 0, MAX_JOBS)?),
-        replicas: size(whole(&sources.get(&setting::JOBS_REPLICAS), 1, MAX_REPLICAS)?),
+        replicas: replicas(&sources.get(&setting::JOBS_REPLICAS))?,
         storage: choice(&sources.get(&setting::JOBS_STORAGE), &StreamStorage::NAMED)?,
         max_messages: limit(whole(&sources.get(&setting::JOBS_MAX_MESSAGES), 0, MAX_LIMIT)?),
         max_bytes: limit(whole(&sources.get(&setting::JOBS_MAX_BYTES), 0, MAX_LIMIT)?),
@@ -69,6 +69,11 @@ pub(super) fn refuse_what_has_no_effect(sources: &Sources<'_>, config: &JobsConf
         }
     }
     Ok(())
+}
+
+/// Servers that keep a stream or a bucket.
+pub(super) fn replicas(given: &Given) -> Result<usize, ConfigError> {
+    whole(given, 1, MAX_REPLICAS).map(|number| usize::try_from(number).unwrap_or(usize::MAX))
 }
 
 fn whole(given: &Given, least: u64, most: u64) -> Result<u64, ConfigError> {

@@ -178,6 +178,12 @@ pub(super) static PROVISION: Setting = Setting::new(
     "Whether missing buckets and streams are made; with never, the absence of a bucket is an error, and without the \
      streams there are no jobs",
 );
+pub(super) static BUCKET_REPLICAS: Setting = Setting::new(
+    "bucket_replicas",
+    "COUNT",
+    "1",
+    "Servers that keep the buckets of pins and registrations, 1 to 5, where this router makes them",
+);
 pub(super) static REPLY_PREFIXES: Setting = Setting::new(
     "reply_prefixes",
     "PREFIXES",
@@ -273,7 +279,7 @@ pub(super) static JOBS_DUPLICATE_WINDOW: Setting = Setting::new(
 );
 
 /// All settings that may stand in the file, in the order of the help.
-pub static SETTINGS: [&Setting; 36] = [
+pub static SETTINGS: [&Setting; 37] = [
     &NATS_URL,
     &CREDS,
     &NAMESPACE,
@@ -305,6 +311,7 @@ pub static SETTINGS: [&Setting; 36] = [
     &JOBS_RESULTS_MAX_AGE,
     &JOBS_DUPLICATE_WINDOW,
     &PROVISION,
+    &BUCKET_REPLICAS,
     &REPLY_PREFIXES,
     &DRAIN_TIMEOUT,
     &LISTEN,

@@ -55,6 +55,7 @@ fn defaults() {
             duplicate_window: Duration::from_secs(3600),
         },
         provision: Provision::Auto,
+        bucket_replicas: 1,
         reply_prefixes: vec!["_INBOX.".into(), "_INBOX_".into()],
         drain_timeout: Duration::from_secs(30),
         listen: Listen::IfFree(([127, 0, 0, 1], 9464).into()),
@@ -89,6 +90,7 @@ const EVERY_KEY: &str = r#"
     full_at_queued = 4
     max_jobs = 7
     provision = "never"
+    bucket_replicas = 3
     reply_prefixes = ["_INBOX.", "_INBOX_", "replies."]
     drain_timeout = "0s"
     listen = "[::1]:0"

@@ -112,9 +112,9 @@ async fn start(config: RouterConfig) -> Result<Running, RouterError> {
     let workers = Bucket::new(store.clone(), &subjects.workers_bucket());
     let pins = Bucket::new(store, &subjects.pins_bucket());
     if config.pools.level == Level::Worker {
-        provide(&workers, REGISTRATION_MAX_AGE, config.provision).await?;
+        provide(&workers, REGISTRATION_MAX_AGE, &config).await?;
     }
-    let pins_info = provide(&pins, config.pin_ttl, config.provision).await?;
+    let pins_info = provide(&pins, config.pin_ttl, &config).await?;
     let own = uuid::Uuid::now_v7().simple().to_string();
     let inbox_subject = format!("{}.{own}.", subjects.router_inbox_prefix());
     // At the global level a job would have to be acknowledged by another pool's word: it is submitted to a pool.
@@ -199,13 +199,14 @@ fn link_options(config: &RouterConfig, subjects: &Subjects, role: &str) -> LinkO
 }
 
 /// Makes a bucket that is missing, where that is wanted. One that is there is never changed.
-async fn provide(bucket: &Bucket, max_age: Duration, provision: Provision) -> Result<BucketInfo, RouterError> {
+async fn provide(bucket: &Bucket, max_age: Duration, config: &RouterConfig) -> Result<BucketInfo, RouterError> {
+    let (provision, replicas) = (config.provision, config.bucket_replicas);
     let failed = |verb, problem| RouterError::Bucket { bucket: bucket.name().to_owned(), verb, problem };
     let mut made = false;
     loop {
         match bucket.look().await {
             Look::There(info) => {
-                tell_differences(bucket, &info, max_age);
+                tell_differences(bucket, &info, max_age, replicas);
                 return Ok(info);
             }
             Look::Missing if provision == Provision::Never => {
@@ -215,7 +216,7 @@ async fn provide(bucket: &Bucket, max_age: Duration, provision: Provision) -> Re
             Look::Missing if made => return Err(failed("made", "it is not there after it was made".into())),
             Look::Missing => {
                 made = true;
-                if let Err(error) = bucket.create(1, max_age).await {
+                if let Err(error) = bucket.create(1, max_age, replicas).await {
                     bucket.link().check_permissions()?;
                     // Another router may have made it at the same moment.
                     if !matches!(bucket.look().await, Look::There(_)) {
@@ -234,7 +235,15 @@ async fn provide(bucket: &Bucket, max_age: Duration, provision: Provision) -> Re
     }
 }
 
-fn tell_differences(bucket: &Bucket, info: &BucketInfo, max_age: Duration) {
+fn tell_differences(bucket: &Bucket, info: &BucketInfo, max_age: Duration, replicas: usize) {
+    if info.replicas != replicas {
+        tracing::warn!(
+            bucket = bucket.name(),
+            found = info.replicas,
+            wanted = replicas,
+            "the bucket is kept by another number of servers than is configured; it is left as it is"
+        );
+    }
     if info.max_age != max_age {
         let (found, wanted) = (humantime::format_duration(info.max_age), humantime::format_duration(max_age));
         tracing::warn!(bucket = bucket.name(), %found, %wanted, "the bucket's values live for another time than is configured; it is left as it is");

@@ -54,13 +54,7 @@ impl Outlet {
     }
 
     /// Publishes; returns once there was room for the message.
-    pub async fn publish(
-        &self,
-        to: &str,
-        reply: Option<&str>,
-        headers: &Lines,
-        payload: &Bytes,
-    ) -> Result<(), String> {
+    pub async fn publish(&self, to: &str, reply: Option<&str>, headers: &Lines, payload: &Bytes) -> Result<(), String> {
         // A fast engine must not keep its thread to itself: what it says has to be written, too.
         tokio::task::consume_budget().await;
         let until = Instant::now() + SEND_TIMEOUT;

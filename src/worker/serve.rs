@@ -162,7 +162,9 @@ impl Ending {
                 }
                 // Another worker runs it anew.
                 CancelReason::Stopping => Self::Rejected(Refusal::draining()),
-                CancelReason::Idle => Self::Rejected(Refusal { status: 503, code: IDLE.into(), message: SILENT.into() }),
+                CancelReason::Idle => {
+                    Self::Rejected(Refusal { status: 503, code: IDLE.into(), message: SILENT.into() })
+                }
             };
         }
         let (status, code, outcome, message) = match reason {

@@ -3,6 +3,7 @@
 //! How a server is found: `CONTRIBUTING.md`.
 
 mod body;
+mod chaos;
 mod cli;
 mod client;
 mod demo;
@@ -13,6 +14,7 @@ mod golden_bodies;
 mod jobs;
 mod link;
 mod pools;
+mod reliability;
 mod replay;
 mod router;
 mod schemas;
