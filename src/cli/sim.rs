@@ -111,6 +111,10 @@ struct Simulation {
     #[arg(long, value_name = "TOKENS")]
     decode_rate: Option<f64>,
 
+    /// How long the engine may be silent in the middle of an answer; then the request ends in an error [default: 60s]
+    #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration)]
+    stream_idle_timeout: Option<Duration>,
+
     /// Longest answer; a request may ask for a shorter one [default: 64]
     #[arg(long, value_name = "TOKENS")]
     output_tokens: Option<u64>,
@@ -146,6 +150,9 @@ pub(super) async fn run(args: Args) -> anyhow::Result<()> {
             let engine = engine.with_script(args.simulation.script()?);
             options.block_size = Some(simulation.block_size);
             options.kv_blocks = Some(simulation.kv_blocks);
+            if let Some(timeout) = args.simulation.stream_idle_timeout {
+                options.stream_idle_timeout = timeout;
+            }
             serve(options, engine, args.drain_timeout, stop).await
         }
     }
@@ -224,6 +231,7 @@ impl Simulation {
             ("--speed", self.speed.is_some()),
             ("--prefill-rate", self.prefill_rate.is_some()),
             ("--decode-rate", self.decode_rate.is_some()),
+            ("--stream-idle-timeout", self.stream_idle_timeout.is_some()),
             ("--output-tokens", self.output_tokens.is_some()),
             ("--script", self.script.is_some()),
         ];

@@ -14,7 +14,7 @@ pub mod subscriptions;
 pub use async_nats::{PublishError, Subject};
 pub use headers::Headers;
 pub use jetstream::{JetStream, JetStreamError};
-pub use lane::{Block, Lane, Lines, Message, Payload};
+pub use lane::{Block, Lane, Lines, Message, Payload, Unsent};
 pub use link::{ConnectError, Link, LinkOptions, LinkState};
 pub use subscriptions::Subscriptions;
 

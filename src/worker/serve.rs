@@ -13,6 +13,7 @@ use super::bodies::Bodies;
 use super::cancel::{CancelReason, Cancels, Held};
 use super::dispatch::{Dispatch, LATE_HOLD, Lateness, lateness};
 use super::engine::{Acceptance, Engine, EngineRequest, Failure, Refusal};
+use super::outlet::Outlet;
 use super::replies::{Events, ReplyError, ReplyStream};
 use super::slots::{Slot, Slots};
 use crate::core::id::WorkerId;
@@ -28,6 +29,9 @@ const PROGRESS_EVERY: Duration = Duration::from_secs(5);
 
 /// Code word of an error that is the engine's own.
 const ENGINE_ERROR: &str = "engine_error";
+/// Code word and words where an engine stops in the middle of an answer.
+const IDLE: &str = "stream_idle";
+const SILENT: &str = "the engine stopped in the middle of its answer, and the worker gave the request up";
 
 /// What every request of a worker shares.
 #[derive(Debug)]
@@ -36,8 +40,12 @@ pub(super) struct Service<E> {
     pub bodies: Bodies,
     pub subjects: Subjects,
     pub worker: WorkerId,
-    /// The connection for everything that goes out.
-    pub out: Link,
+    /// The connection for the registration, load reports and results of jobs.
+    pub store: Link,
+    /// The connection for events and replies.
+    pub outlet: Outlet,
+    /// How long an engine may be silent in the middle of an answer.
+    pub stream_idle_timeout: Duration,
     pub slots: Arc<Slots>,
     pub cancels: Arc<Cancels>,
 }
@@ -67,7 +75,7 @@ impl<E: Engine> Service<E> {
         if late == Lateness::Late && tokio::time::timeout(LATE_HOLD, held.token().cancelled()).await.is_ok() {
             return;
         }
-        let events = Events::new(self.out.clone(), dispatch.events_to.take());
+        let events = Events::new(self.outlet.clone(), dispatch.events_to.take());
         let slot = match self.slots.take(dispatch.rank) {
             Ok(slot) => slot,
             Err(refusal) => return events.rejected(&refusal).await,
@@ -77,7 +85,8 @@ impl<E: Engine> Service<E> {
             Acceptance::WithFinish => (),
         }
         let token = held.token().clone();
-        let mut replies = ReplyStream::new(self.out.clone(), self.worker.clone(), &mut dispatch, token, &self.subjects);
+        let ways = (self.outlet.clone(), &self.store);
+        let mut replies = ReplyStream::new(ways, self.worker.clone(), &mut dispatch, token, &self.subjects);
         let ended = self.work(dispatch, &held, &mut replies, &events).await;
         conclude(ended, &held, &mut replies, &events, slot).await;
     }
@@ -96,6 +105,7 @@ impl<E: Engine> Service<E> {
         };
         // The engine is used by other requests after a panic in one: it has to keep its own state whole, as behind
         // a lock that is poisoned.
+        let pulse = replies.pulse();
         let serving = async {
             // Boxed, because it is rare and every request would hold room for it.
             let request = match request.headers.find(header::BODY) {
@@ -106,14 +116,19 @@ impl<E: Engine> Service<E> {
         };
         let serving = AssertUnwindSafe(serving).catch_unwind();
         let mut serving = std::pin::pin!(serving);
+        let mut stopped = std::pin::pin!(pulse.stopped(self.stream_idle_timeout));
         let mut progress = interval_at(tokio::time::Instant::now() + PROGRESS_EVERY, PROGRESS_EVERY);
         progress.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
-            // Every arm may be dropped: `serving` is pinned outside, the others keep no state of their own.
+            // Every arm may be dropped: `serving` and `stopped` are pinned outside, the others keep no state of their own.
             tokio::select! {
                 biased;
                 ended = &mut serving => return Ended::of(ended),
                 _ = held.token().cancelled() => break,
+                () = &mut stopped => {
+                    held.token().cancel(CancelReason::Idle);
+                    break;
+                }
                 // Boxed, because it is rare and every request would hold room for it.
                 _ = progress.tick() => Box::pin(events.progress()).await,
             }
@@ -157,16 +172,24 @@ impl Ending {
     fn given_up(reason: CancelReason, figures: Option<Finished>, replies: &ReplyStream) -> Self {
         if replies.is_job() {
             return match reason {
-                CancelReason::Asked => {
+                CancelReason::Asked | CancelReason::Abandoned => {
                     let figures = figures.unwrap_or_else(|| Finished::outcome(Outcome::Cancelled));
                     Self::Dropped(Finished { outcome: Outcome::Cancelled, ..figures })
                 }
                 // Another worker runs it anew.
                 CancelReason::Stopping => Self::Rejected(Refusal::draining()),
+                CancelReason::Idle => {
+                    Self::Rejected(Refusal { status: 503, code: IDLE.into(), message: SILENT.into() })
+                }
             };
         }
         let (status, code, outcome, message) = match reason {
             CancelReason::Asked => (499, "cancelled", Outcome::Cancelled, "the request was cancelled"),
+            // Whoever comes back to its inbox after all is told why there is no more.
+            CancelReason::Abandoned => {
+                (499, "cancelled", Outcome::Cancelled, "nobody listened to the replies for two seconds")
+            }
+            CancelReason::Idle => (504, IDLE, Outcome::Error, SILENT),
             CancelReason::Stopping => {
                 (503, "shutting_down", Outcome::Error, "the worker stopped before the request had ended; send it again")
             }

@@ -4,6 +4,7 @@
 
 mod body;
 mod bridge;
+mod chaos;
 mod cli;
 mod client;
 mod compose;
@@ -17,6 +18,7 @@ mod jobs;
 mod link;
 mod pools;
 mod python;
+mod reliability;
 mod replay;
 mod router;
 mod schemas;
