@@ -25,6 +25,7 @@ pub mod demo;
 pub mod explain;
 pub mod local;
 pub mod nats;
+pub mod ops;
 pub mod replay;
 pub mod router;
 pub mod sim;

@@ -1,14 +1,21 @@
 //! The command line, one file per subcommand.
 
 mod bench;
+mod completions;
+mod config;
+mod connection;
 mod demo;
+mod drain;
 mod explain;
 mod jobs;
+mod output;
+mod pins;
 mod replay;
 mod router;
 mod schema;
 mod signals;
 mod sim;
+mod workers;
 
 use clap::{Parser, Subcommand};
 
@@ -37,6 +44,10 @@ Environment:
 #[derive(Debug, Subcommand)]
 enum Command {
     Router(router::Args),
+    Workers(Box<workers::Args>),
+    Pins(Box<pins::Args>),
+    Drain(Box<drain::Args>),
+    Config(config::Args),
     Schema(schema::Args),
     Demo(demo::Args),
     Explain(Box<explain::Args>),
@@ -46,6 +57,8 @@ enum Command {
     #[command(hide = true)]
     BenchForwarder(bench::ForwarderArgs),
     Sim(Box<sim::Args>),
+    Completions(completions::Args),
+    Man(completions::ManArgs),
 }
 
 impl Cli {
@@ -57,6 +70,21 @@ impl Cli {
                 logging::init(config.log_format)?;
                 router::run(config).await
             }
+            Command::Workers(args) => {
+                logging::init_quietly(self.log_format.unwrap_or_default())?;
+                workers::run(*args).await
+            }
+            Command::Pins(args) => {
+                logging::init_quietly(self.log_format.unwrap_or_default())?;
+                pins::run(*args).await
+            }
+            Command::Drain(args) => {
+                logging::init_quietly(self.log_format.unwrap_or_default())?;
+                drain::run(*args).await
+            }
+            Command::Config(args) => config::run(args, self.log_format),
+            Command::Completions(args) => completions::run(&args),
+            Command::Man(args) => completions::man(&args),
             Command::Bench(args) => {
                 logging::init_quietly(self.log_format.unwrap_or_default())?;
                 bench::run(args).await

@@ -150,6 +150,7 @@ pub struct Worker {
     phase: watch::Sender<Phase>,
     slots: Arc<Slots>,
     cancels: Arc<Cancels>,
+    asked: watch::Receiver<bool>,
     intake: Link,
     out: Link,
     tasks: JoinSet<Result<(), WorkerError>>,
@@ -180,6 +181,8 @@ impl Worker {
         info!(worker = %options.worker, instance, "registered");
 
         let load_subject = subjects.load(&options.worker);
+        let (ask, asked) = watch::channel(false);
+        let (phase, told) = watch::channel(Phase::Ready);
         let service = Arc::new(Service {
             engine,
             subjects,
@@ -187,8 +190,10 @@ impl Worker {
             out: out.clone(),
             slots: Arc::new(Slots::new(options.ranks, options.max_inflight)),
             cancels: Arc::default(),
+            instance: instance.clone(),
+            phase: phase.clone(),
+            drain_asked: ask,
         });
-        let (phase, told) = watch::channel(Phase::Ready);
         let (slots, cancels) = (Arc::clone(&service.slots), Arc::clone(&service.cancels));
         let mut tasks = JoinSet::new();
         tasks.spawn(keeper.keep(told.clone()));
@@ -202,7 +207,7 @@ impl Worker {
             reporting.await;
             Ok(())
         });
-        Ok(Self { instance, phase, slots, cancels, intake, out, tasks })
+        Ok(Self { instance, phase, slots, cancels, asked, intake, out, tasks })
     }
 
     /// Id of this process, as it is registered.
@@ -222,6 +227,19 @@ impl Worker {
         // Where the server does not answer, its connections end with the worker.
         let _ = tokio::time::timeout(LEAVE_TIMEOUT, self.settle()).await;
         error
+    }
+
+    /// Returns once an operator has asked this worker to drain (`rankpin drain`); it has been answered that the worker
+    /// does. From then on new requests are refused: whoever hosts the worker calls [`Worker::drain`] and ends, as after
+    /// a SIGTERM. Never returns where nobody asks; may be dropped and called again.
+    pub fn drain_asked(&self) -> impl Future<Output = ()> + Send + use<> {
+        let mut asked = self.asked.clone();
+        async move {
+            if asked.wait_for(|asked| *asked).await.is_err() {
+                // The worker itself has ended; whoever waits for that hears of it elsewhere.
+                std::future::pending::<()>().await;
+            }
+        }
     }
 
     /// Leaves: registered as draining at once, new dispatches are refused, running requests end or, after `timeout`,

@@ -12,6 +12,7 @@ mod golden;
 mod golden_bodies;
 mod jobs;
 mod link;
+mod ops;
 mod pools;
 mod replay;
 mod router;

@@ -12,7 +12,7 @@ use rankpin::client::Request;
 use rankpin::client::jobs::Jobs;
 use rankpin::core::id::Model;
 
-use super::crash::sim;
+use crate::support::rankpin::sim;
 use super::{LONG, all_acknowledged, connect, id, stored, with_ack_wait};
 use crate::support::process::{Process, Signal};
 use crate::support::{NatsServer, PATIENCE, RouterProcess, eventually};
