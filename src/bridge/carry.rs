@@ -184,10 +184,9 @@ mod tests {
 
     #[test]
     fn paths() {
-        let path = |headers: &[(&str, &str)], body: &str, kind: EngineKind| {
-            path_of(&headers.iter().copied().collect(), body.as_bytes(), kind.dialect())
-        };
-        let vllm = |headers, body| path(headers, body, EngineKind::Vllm);
+        fn vllm(headers: &[(&str, &str)], body: &str) -> Result<&'static str, Refusal> {
+            path_of(&headers.iter().copied().collect(), body.as_bytes(), EngineKind::Vllm.dialect())
+        }
         assert_eq!(vllm(&[("Rankpin-Path", "/v1/completions")], r#"{"system":1}"#), Ok("/v1/completions"));
         assert_eq!(vllm(&[("Rankpin-Path", "/v1/messages?beta=true")], ""), Ok("/v1/messages"));
         assert_eq!(vllm(&[], r#"{"messages":[],"system":"x"}"#), Ok("/v1/messages"));

@@ -6,6 +6,7 @@ use bytes::Bytes;
 
 use super::sequence::SequenceError;
 use crate::nats::ConnectError;
+use crate::wire::body::BodyError;
 
 /// Why a request has no reply, or why its reply stream ended early. What was given out before stays valid as far as
 /// it goes; nothing is ever given out twice.
@@ -26,6 +27,12 @@ pub enum ClientError {
         /// The server's limit.
         max: usize,
     },
+    /// The request's body, which a message can't hold, could not be stored; the request was not published.
+    #[error("the body is too large for a message, and could not be stored for the worker: {0}")]
+    LargeBody(String),
+    /// The request's body, which was to be stored because a message can't hold it, is none; it was not published.
+    #[error(transparent)]
+    Body(#[from] BodyError),
     /// This client has as many streams open as it may; the request was not published.
     #[error("{max} reply streams are open, the most that this client may have")]
     TooManyOpen {
@@ -86,6 +93,8 @@ impl ClientError {
             Self::Connect(_)
             | Self::Disconnected
             | Self::TooLarge { .. }
+            | Self::LargeBody(_)
+            | Self::Body(_)
             | Self::TooManyOpen { .. }
             | Self::NoResponders
             | Self::Idle(_)

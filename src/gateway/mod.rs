@@ -7,9 +7,11 @@
 //! reply stream is dropped with the connection.
 
 pub mod api;
+mod batches;
 mod body;
 mod cors;
 mod events;
+mod files;
 mod forward;
 mod headers;
 mod keys;
@@ -18,6 +20,7 @@ mod models;
 mod problem;
 mod routes;
 mod server;
+mod store_routes;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -28,14 +31,18 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tracing::{info, warn};
 
+use self::batches::Batches;
+use self::files::Files;
 use self::headers::AllowList;
 use self::keys::{Keys, KeysError};
 use self::metrics::Metrics;
 use self::models::Models;
 use self::server::Server;
-use crate::client::{Client, ClientOptions};
-use crate::config::gateway::GatewayConfig;
+use crate::client::jobs::{Jobs, JobsOptions};
+use crate::client::{self, Client, ClientOptions};
+use crate::config::gateway::{self as config, GatewayConfig, LargeBodies};
 use crate::nats::bucket::Bucket;
+use crate::nats::objects::Objects;
 use crate::nats::{ConnectError, Link, LinkOptions};
 use crate::wire::subject::Subjects;
 
@@ -79,6 +86,7 @@ pub struct Gateway {
     keys: Option<Keys>,
     carried: AllowList,
     models: Models,
+    batches: Option<Batches>,
     metrics: Arc<Metrics>,
     stopping: watch::Receiver<bool>,
 }
@@ -110,6 +118,8 @@ struct Running {
     gateway: Arc<Gateway>,
     stop: watch::Sender<bool>,
     accepting: tokio::task::JoinHandle<JoinSet<()>>,
+    /// What works on batches. Dropped, it leaves them to another gateway.
+    working: JoinSet<()>,
 }
 
 async fn start(config: GatewayConfig) -> Result<Running, GatewayError> {
@@ -121,6 +131,8 @@ async fn start(config: GatewayConfig) -> Result<Running, GatewayError> {
     let client = Client::connect(client_options(&config)).await?;
     let subjects = Subjects::new(config.namespace.clone());
     let store = Link::open(link_options(&config, "store")).await?;
+    let batches = batches(&config, &subjects, &store).await?;
+    let runner = batches.as_ref().map(Batches::runner);
     let (stop, stopping) = watch::channel(false);
     let metrics = Arc::new(Metrics::default());
     let gateway = Arc::new(Gateway {
@@ -128,20 +140,26 @@ async fn start(config: GatewayConfig) -> Result<Running, GatewayError> {
         keys,
         carried: AllowList::new(&config),
         models: Models::new(Bucket::new(store, &subjects.workers_bucket())),
+        batches,
         metrics: Arc::clone(&metrics),
         stopping: stopping.clone(),
         config,
     });
     let server = Server { routes: routes::routes(&gateway), tls, stopping, metrics };
     let accepting = tokio::spawn(server.accept(listener));
+    let mut working = JoinSet::new();
+    if let Some(runner) = runner {
+        working.spawn(runner.run());
+    }
     info!(%address, "the gateway is ready");
-    Ok(Running { gateway, stop, accepting })
+    Ok(Running { gateway, stop, accepting, working })
 }
 
 impl Running {
     /// Takes no more connections, lets requests end, and cancels those that don't in time.
-    async fn drain(self) {
+    async fn drain(mut self) {
         info!("draining");
+        self.working.shutdown().await;
         self.stop.send_replace(true);
         let Ok(mut connections) = self.accepting.await else { return };
         let all = async { while connections.join_next().await.is_some() {} };
@@ -157,6 +175,20 @@ impl Running {
     }
 }
 
+async fn batches(config: &GatewayConfig, subjects: &Subjects, store: &Link) -> Result<Option<Batches>, GatewayError> {
+    let (max_file, max_age) = match config.batches {
+        config::Batches::Off => return Ok(None),
+        config::Batches::On { max_file, max_age } => (max_file, max_age),
+    };
+    let jobs = JobsOptions { link: link_options(config, "jobs"), namespace: config.namespace.clone() };
+    let jobs = Jobs::connect(jobs).await?;
+    // Over a connection of their own: files would hold up what is asked of the bucket.
+    let link = Link::open(link_options(config, "files")).await?;
+    let files = Files::new(Objects::made_with(link, &subjects.files_bucket(), max_age), max_file);
+    let records = Batches::records(Bucket::new(store.clone(), &subjects.batches_bucket()), max_age);
+    Ok(Some(Batches::new(files, records, jobs)))
+}
+
 fn link_options(config: &GatewayConfig, role: &str) -> LinkOptions {
     let mut link = LinkOptions::new(&config.nats_url, &format!("rankpin gateway {role}"));
     link.creds.clone_from(&config.creds);
@@ -169,6 +201,10 @@ fn client_options(config: &GatewayConfig) -> ClientOptions {
         namespace: config.namespace.clone(),
         max_open: config.max_requests,
         stream_capacity: STREAM_CAPACITY,
+        large_bodies: match config.large_bodies {
+            LargeBodies::ObjectStore { max_age } => Some(client::LargeBodies { max_age }),
+            LargeBodies::Refused => None,
+        },
         ..ClientOptions::new(&config.nats_url)
     }
 }

@@ -10,13 +10,11 @@ use serde_json::{Value, json};
 use tokio::sync::Mutex;
 
 use super::problem::Problem;
-use crate::nats::bucket::{Bucket, Unreachable, Watched};
+use crate::nats::bucket::{Bucket, Unreachable};
 use crate::wire::registration::Registration;
 
 /// How long a list of models counts.
 const FRESH: Duration = Duration::from_secs(1);
-/// How long the bucket may take to tell all that it holds.
-const PATIENCE: Duration = Duration::from_secs(3);
 
 /// The models of a namespace, read from the workers' bucket when they are asked for.
 #[derive(Debug)]
@@ -37,40 +35,26 @@ impl Models {
     /// All of them. Whoever asks at the same time gets the same list.
     async fn list(&self) -> Result<Arc<Listed>, Problem> {
         let mut last = self.last.lock().await;
-        if let Some((read, models)) = last.as_ref().filter(|(read, _)| read.elapsed() < FRESH) {
-            let _ = read;
+        if let Some((_, models)) = last.as_ref().filter(|(read, _)| read.elapsed() < FRESH) {
             return Ok(Arc::clone(models));
         }
-        let models = tokio::time::timeout(PATIENCE, self.read()).await.unwrap_or(Err(Unreachable("no answer".into())));
-        let models = Arc::new(models.map_err(|error| Problem::unavailable("no_connection", error.to_string()))?);
+        let models = self.read().await.map_err(|error| Problem::unavailable("no_connection", error.to_string()))?;
+        let models = Arc::new(models);
         *last = Some((Instant::now(), Arc::clone(&models)));
         Ok(models)
     }
 
     async fn read(&self) -> Result<Listed, Unreachable> {
         let mut models = Listed::new();
-        if self.workers.info().await?.messages == 0 {
-            return Ok(models);
-        }
-        let mut watch = self.workers.watch(None).await?;
-        loop {
-            let change = match watch.next().await {
-                Watched::Change(change) => change,
-                Watched::Interrupted(problem) => return Err(Unreachable(problem)),
-                Watched::Dead => return Err(Unreachable("the connection was lost".into())),
-            };
-            let value = change.stored.value.as_deref();
-            if let Some(Ok(worker)) = value.map(|value| Registration::parse(&change.key, value)) {
-                let since = change.stored.created.duration_since(std::time::UNIX_EPOCH).unwrap_or_default().as_secs();
-                for model in worker.models {
-                    let known = models.entry(model.as_str().to_owned()).or_insert(since);
-                    *known = since.min(*known);
-                }
-            }
-            if change.pending == 0 {
-                return Ok(models);
+        for change in self.workers.all().await? {
+            let since = change.stored.created.duration_since(std::time::UNIX_EPOCH).unwrap_or_default().as_secs();
+            let worker = change.stored.value.and_then(|value| Registration::parse(&change.key, &value).ok());
+            for model in worker.into_iter().flat_map(|worker| worker.models) {
+                let known = models.entry(model.as_str().to_owned()).or_insert(since);
+                *known = since.min(*known);
             }
         }
+        Ok(models)
     }
 
     /// Answers `/v1/models`, or `/v1/models/{name}`.

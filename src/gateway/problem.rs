@@ -137,6 +137,8 @@ impl From<ClientError> for Problem {
                 Self { status, code: code.into(), message, retry_after_s, verbatim }
             }
             ClientError::TooLarge { .. } => Self::new(StatusCode::PAYLOAD_TOO_LARGE, "payload_too_large", words),
+            ClientError::LargeBody(_) => Self::unavailable("body_store", words),
+            ClientError::Body(_) => Self::invalid(words),
             ClientError::NoResponders => Self::unavailable("no_router", words),
             ClientError::Connect(_) | ClientError::Disconnected => Self::unavailable("no_connection", words),
             ClientError::TooManyOpen { .. } => {

@@ -11,7 +11,7 @@ use axum::routing::{get, post};
 
 use super::api::{Api, Family};
 use super::problem::Problem;
-use super::{Gateway, cors, forward::forward};
+use super::{Gateway, cors, forward::forward, store_routes};
 
 /// All routes of a gateway.
 pub fn routes(gateway: &Arc<Gateway>) -> Routes {
@@ -25,7 +25,10 @@ pub fn routes(gateway: &Arc<Gateway>) -> Routes {
         let answer = move |State(gateway): State<Arc<Gateway>>, request: Request| forward(gateway, api, request);
         routes = routes.route(api.path(), post(answer));
     }
-    let routes = routes.fallback(unknown).method_not_allowed_fallback(wrong_method).with_state(Arc::clone(gateway));
+    let routes = store_routes::add(routes)
+        .fallback(unknown)
+        .method_not_allowed_fallback(wrong_method)
+        .with_state(Arc::clone(gateway));
     cors::layer(routes, &gateway.config.cors)
 }
 
@@ -60,7 +63,8 @@ async fn list(gateway: &Gateway, headers: &HeaderMap, name: Option<&str>) -> Res
 
 async fn unknown(uri: Uri) -> Response<Body> {
     let paths: Vec<&str> = Api::ALL.iter().map(|api| api.path()).collect();
-    let message = format!("there is no {}; there are {}, /v1/models", uri.path(), paths.join(", "));
+    let message =
+        format!("there is no {}; there are {}, /v1/models, /v1/files, /v1/batches", uri.path(), paths.join(", "));
     Problem::not_found("unknown_path", message).response(Family::of_path(uri.path()))
 }
 

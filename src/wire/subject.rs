@@ -216,6 +216,21 @@ impl Subjects {
         format!("{}_pins", self.ns)
     }
 
+    /// The object store of bodies that messages can't hold.
+    pub fn bodies_bucket(&self) -> String {
+        format!("{}_bodies", self.ns)
+    }
+
+    /// The object store of files, of which batches are made.
+    pub fn files_bucket(&self) -> String {
+        format!("{}_files", self.ns)
+    }
+
+    /// The key-value bucket of batches.
+    pub fn batches_bucket(&self) -> String {
+        format!("{}_batches", self.ns)
+    }
+
     /// Prefix of the inboxes on which routers hear of their dispatches. It lies under a prefix of its own, so that
     /// permissions can tell it from the inboxes of frontends.
     pub fn router_inbox_prefix(&self) -> String {

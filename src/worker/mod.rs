@@ -5,6 +5,7 @@
 //! The way of a request: [`intake`] reads it off a rank's subject, [`serve`] accepts it, lets the [`Engine`] work and
 //! ends it; what goes out, goes through [`replies`].
 
+mod bodies;
 mod caches;
 pub mod cancel;
 mod dispatch;
@@ -32,6 +33,7 @@ pub use replies::{ReplyError, ReplyStream};
 pub use serve::CANCEL_GRACE;
 pub use slots::MAX_HELD;
 
+use self::bodies::Bodies;
 use self::cancel::Cancels;
 use self::intake::Wanted;
 use self::registration::{Keeper, Phase};
@@ -186,6 +188,7 @@ impl Worker {
         let load_subject = subjects.load(&options.worker);
         let service = Arc::new(Service {
             engine,
+            bodies: Bodies::new(out.clone(), &subjects),
             subjects: subjects.clone(),
             worker: options.worker.clone(),
             out: out.clone(),

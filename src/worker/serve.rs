@@ -9,6 +9,7 @@ use futures_util::FutureExt as _;
 use tokio::time::{MissedTickBehavior, interval_at};
 use tracing::{debug, error};
 
+use super::bodies::Bodies;
 use super::cancel::{CancelReason, Cancels, Held};
 use super::dispatch::{Dispatch, LATE_HOLD, Lateness, lateness};
 use super::engine::{Acceptance, Engine, EngineRequest, Failure, Refusal};
@@ -17,6 +18,7 @@ use super::slots::{Slot, Slots};
 use crate::core::id::WorkerId;
 use crate::nats::Link;
 use crate::wire::event::{Finished, Outcome};
+use crate::wire::header;
 use crate::wire::subject::Subjects;
 
 /// How long an engine may go on after its request was given up; then it is dropped where it stands.
@@ -31,6 +33,7 @@ const ENGINE_ERROR: &str = "engine_error";
 #[derive(Debug)]
 pub(super) struct Service<E> {
     pub engine: E,
+    pub bodies: Bodies,
     pub subjects: Subjects,
     pub worker: WorkerId,
     /// The connection for everything that goes out.
@@ -93,7 +96,15 @@ impl<E: Engine> Service<E> {
         };
         // The engine is used by other requests after a panic in one: it has to keep its own state whole, as behind
         // a lock that is poisoned.
-        let serving = AssertUnwindSafe(self.engine.serve(request, replies)).catch_unwind();
+        let serving = async {
+            // Boxed, because it is rare and every request would hold room for it.
+            let request = match request.headers.find(header::BODY) {
+                Some(_) => Box::pin(self.bodies.complete(request)).await?,
+                None => request,
+            };
+            self.engine.serve(request, replies).await
+        };
+        let serving = AssertUnwindSafe(serving).catch_unwind();
         let mut serving = std::pin::pin!(serving);
         let mut progress = interval_at(tokio::time::Instant::now() + PROGRESS_EVERY, PROGRESS_EVERY);
         progress.set_missed_tick_behavior(MissedTickBehavior::Delay);

@@ -1,7 +1,8 @@
 //! Against a real vLLM with two data-parallel ranks: `make test-vllm VLLM=dir`, with vLLM in `dir/venv` and a model that
 //! it serves in `dir/model`. Left out elsewhere. What is asserted are the engine's own figures, never times.
 //!
-//! The table that it prints stands in `docs/engines.md`.
+//! The table that it prints stands in `docs/engines.md`. Servers that run already, which a busy machine takes long to
+//! start, are taken from `RANKPIN_VLLM_RUNNING=pid:port,pid:port`; their process groups are killed all the same.
 
 use std::os::unix::process::CommandExt as _;
 use std::path::PathBuf;
@@ -17,19 +18,32 @@ use crate::support::process::Process;
 use crate::support::rankpin::command;
 use crate::support::{NatsServer, PATIENCE, RouterProcess, eventually};
 
-/// vLLM needs half a minute to start, and several on a busy machine.
-const START: Duration = Duration::from_secs(420);
+/// vLLM needs half a minute to start, and many on a busy machine.
+const START: Duration = Duration::from_secs(1200);
 const RANKS: usize = 2;
 /// Tokens of a block: only whole blocks are cached.
 const BLOCK: u64 = 32;
 
 /// A vLLM with its children; all of them gone when dropped.
 struct Vllm {
-    process: Process,
+    process: Option<Process>,
+    /// Of its process and its children.
+    group: u32,
     port: u16,
 }
 
 impl Vllm {
+    /// One that runs already, where there is one; else a new one.
+    fn take(number: usize, server: &NatsServer) -> Self {
+        let running = std::env::var("RANKPIN_VLLM_RUNNING").unwrap_or_default();
+        match running.split(',').nth(number).and_then(|one| one.split_once(':')) {
+            Some((group, port)) => {
+                Self { process: None, group: group.parse().expect("a process id"), port: port.parse().expect("a port") }
+            }
+            None => Self::start(&format!("vllm-{}", number + 1), server),
+        }
+    }
+
     fn start(name: &str, server: &NatsServer) -> Self {
         let dir = PathBuf::from(std::env::var_os("RANKPIN_VLLM").expect("run it by make test-vllm VLLM=dir"));
         let (port, events) = (free_ports(1), free_ports(2));
@@ -59,7 +73,8 @@ impl Vllm {
         }
         let path = std::env::var("PATH").unwrap_or_default();
         command.env("PATH", format!("{}:{path}", dir.join("venv/bin").display())).process_group(0);
-        Self { process: Process::start(name, command, server.dir()), port }
+        let process = Process::start(name, command, server.dir());
+        Self { group: process.id(), process: Some(process), port }
     }
 
     fn url(&self) -> String {
@@ -75,7 +90,7 @@ impl Vllm {
     async fn is_ready(&mut self) {
         let what = format!("{} answers", self.url());
         eventually(&what, START, async || {
-            assert!(self.process.ended().is_none(), "vLLM ended at its start");
+            assert!(self.process.as_mut().is_none_or(|vllm| vllm.ended().is_none()), "vLLM ended at its start");
             self.page("/health").await
         })
         .await;
@@ -90,7 +105,7 @@ impl Vllm {
 
     /// Kills it with all its children, as the end of a host would.
     fn kill(&mut self) {
-        let group = format!("-{}", self.process.id());
+        let group = format!("-{}", self.group);
         // A group that is gone already needs no signal.
         let _ = Command::new("kill").args(["-9", "--", &group]).status();
     }
@@ -235,9 +250,8 @@ async fn ready(client: &async_nats::Client, namespace: &str, worker: &str) {
 async fn a_real_vllm() {
     let server = NatsServer::start();
     let client = server.client().await;
-    let mut first = Vllm::start("vllm-1", &server);
+    let [mut first, mut second] = [0, 1].map(|number| Vllm::take(number, &server));
     first.is_ready().await;
-    let mut second = Vllm::start("vllm-2", &server);
     second.is_ready().await;
     let _router = RouterProcess::start("router", &server, &[]).await;
     let off = ["--namespace", "off", "--affinity", "off", "--policy", "round-robin"];
