@@ -5,6 +5,7 @@ mod bridge;
 mod demo;
 mod explain;
 mod gateway;
+mod health;
 mod jobs;
 mod replay;
 mod router;
@@ -46,6 +47,7 @@ enum Command {
     Schema(schema::Args),
     Demo(demo::Args),
     Explain(Box<explain::Args>),
+    Health(health::Args),
     Replay(replay::Args),
     Jobs(Box<jobs::Args>),
     Bench(bench::Args),
@@ -92,6 +94,7 @@ impl Cli {
                 logging::init_quietly(self.log_format.unwrap_or_default())?;
                 explain::run(*args).await
             }
+            Command::Health(args) => health::run(&args).await,
             Command::Replay(args) => {
                 logging::init_quietly(self.log_format.unwrap_or_default())?;
                 replay::run(&args)
