@@ -184,9 +184,10 @@ mod tests {
 
     #[test]
     fn paths() {
-        fn vllm(headers: &[(&str, &str)], body: &str) -> Result<&'static str, Refusal> {
-            path_of(&headers.iter().copied().collect(), body.as_bytes(), EngineKind::Vllm.dialect())
-        }
+        let path = |headers: &[(&str, &str)], body: &str, kind: EngineKind| {
+            path_of(&headers.iter().copied().collect(), body.as_bytes(), kind.dialect())
+        };
+        let vllm = |headers, body| path(headers, body, EngineKind::Vllm);
         assert_eq!(vllm(&[("Rankpin-Path", "/v1/completions")], r#"{"system":1}"#), Ok("/v1/completions"));
         assert_eq!(vllm(&[("Rankpin-Path", "/v1/messages?beta=true")], ""), Ok("/v1/messages"));
         assert_eq!(vllm(&[], r#"{"messages":[],"system":"x"}"#), Ok("/v1/messages"));
@@ -195,7 +196,7 @@ mod tests {
         assert_eq!(vllm(&[], r#"{"input":"x","messages":[]}"#), Ok("/v1/chat/completions"));
         assert_eq!(vllm(&[], "no json"), Ok("/v1/chat/completions"));
         for odd in ["/v1/../admin", "/metrics", "/v1/messages/", "//e/v1/messages"] {
-            assert!(vllm(&[("Rankpin-Path", odd)], "").is_err(), "{odd}");
+            assert!(path(&[("Rankpin-Path", odd)], "", EngineKind::Vllm).is_err(), "{odd}");
         }
     }
 }

@@ -9,6 +9,7 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use rankpin::wire::Encoding;
 use rankpin::wire::kv::{KvEvent, KvEvents};
 use serde_json::{Value, json};
@@ -214,22 +215,22 @@ fn whole(prompt: u64) -> u64 {
     (prompt / BLOCK).saturating_sub(1) * BLOCK
 }
 
-/// Two turns of eight conversations at a time: where, and how much of turn 2 was cached.
+/// Two turns of eight conversations, all at a time: where, and how much of turn 2 was cached.
 async fn conversations(client: &async_nats::Client, namespace: &str, way: &Way) -> Vec<(Turn, Turn)> {
-    let mut begun = Vec::new();
-    for number in 0..8 {
+    let begun = (0..8).map(async |number| {
         let session = format!("{namespace}-{}-{number}", way.name.replace(['`', '\''], ""));
         let said = vec![opening(&session)];
         let first = turn(client, way.ask(namespace, &session, &said)).await;
-        begun.push((session, said, first));
-    }
-    let mut turns = Vec::new();
-    for (session, mut said, first) in begun {
+        (session, said, first)
+    });
+    // Turned around, so that who came first in one round does not in the next.
+    let begun = join_all(begun).await.into_iter().rev();
+    let ended = begun.map(async |(session, mut said, first)| {
         said.extend([first.answer.clone(), "And what then?".to_owned()]);
         let second = turn(client, way.ask(namespace, &session, &said)).await;
-        turns.push((first, second));
-    }
-    turns
+        (first, second)
+    });
+    join_all(ended).await
 }
 
 fn share(turns: &[(Turn, Turn)]) -> String {
@@ -239,7 +240,8 @@ fn share(turns: &[(Turn, Turn)]) -> String {
 
 async fn ready(client: &async_nats::Client, namespace: &str, worker: &str) {
     eventually("the worker serves", PATIENCE, async || {
-        let ask = WAYS[0].ask(namespace, "warm", &["warm".into()]).header("Rankpin-Target-Worker", worker);
+        let session = format!("warm-{worker}");
+        let ask = WAYS[0].ask(namespace, &session, &["warm".into()]).header("Rankpin-Target-Worker", worker);
         ask.send(client).await.end().await.header("Nats-Service-Error").is_none().then_some(())
     })
     .await;
@@ -277,7 +279,7 @@ async fn a_real_vllm() {
         hits += u32::from(two.cached > 0);
     }
     println!(
-        "| affinity off, vLLM's own balancer | (it names none) {hits} of {} hit | {} |",
+        "| none: affinity off, vLLM's own balancer | {hits} of {} found something | {} |",
         turns.len(),
         share(&turns)
     );
@@ -301,7 +303,7 @@ async fn hop_misses(client: &async_nats::Client) {
     let back = turn(client, on("0", &said)).await;
     assert!(back.cached >= whole(one.prompt), "{back:?}");
     println!(
-        "| affinity off, turn 2 sent to the other rank | no | 0 % ({} of {} tokens, back on the first) |",
+        "| none: affinity off, turn 2 sent to the other rank | no | 0 % (sent to the first once more: {} of {} tokens) |",
         back.cached, back.prompt
     );
 }

@@ -169,6 +169,8 @@ fn is_for_the_frontend(error: &ClientError) -> bool {
         ClientError::Service { code, .. } => code == "worker_lost",
         ClientError::TooLarge { .. }
         | ClientError::TooManyOpen { .. }
+        | ClientError::LargeBody(_)
+        | ClientError::Body(_)
         | ClientError::Deadline(_)
         | ClientError::Sequence(_)
         | ClientError::Unnumbered
