@@ -1,9 +1,9 @@
 # What this project is worked on with; `make` alone lists it.
 .DEFAULT_GOAL := help
-.PHONY: help demo test chaos bench fuzz fmt lint docs schemas
+.PHONY: help demo test test-sdk chaos bench fuzz fmt lint docs schemas
 
 help: ## List what can be made
-	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 # Recorded conversations that the demo plays besides its own, where they are there.
 CONVERSATIONS ?= $(wildcard ../shared/data/conversations.jsonl)
@@ -16,6 +16,10 @@ bench: ## Measure what the router costs
 
 test: ## Run all tests, the integration tests against a real NATS server
 	RANKPIN_NATS_SERVER="$$(scripts/nats-server)" && export RANKPIN_NATS_SERVER && cargo test --locked
+
+test-sdk: ## Run the official Python client libraries (openai, anthropic, litellm) against a gateway
+	cargo build --locked
+	scripts/test-sdk
 
 # Jobs, faults and seed.
 CHAOS ?= 10000 20 1

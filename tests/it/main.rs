@@ -8,6 +8,7 @@ mod client;
 mod demo;
 mod explain;
 mod fuzzing;
+mod gateway;
 mod golden;
 mod golden_bodies;
 mod jobs;

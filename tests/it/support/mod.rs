@@ -3,6 +3,7 @@
 pub mod cluster;
 pub mod conversations;
 pub mod frontend;
+pub mod http;
 pub mod process;
 pub mod rankpin;
 pub mod raw;
