@@ -7,7 +7,8 @@ use std::time::Duration;
 use super::file::Shape;
 use super::setting::{self, Sources};
 use super::{
-    ConfigError, DAY, DRAIN_TIMEOUT, Flags, Given, REQUEST_TIMEOUT, Setting, choice, duration, namespace, nats_url,
+    ConfigError, DAY, DRAIN_TIMEOUT, Flags, Given, REQUEST_TIMEOUT, Setting, choice, duration, jobs, namespace,
+    nats_url,
 };
 use crate::core::id::Namespace;
 use crate::telemetry::logging::LogFormat;
@@ -62,6 +63,8 @@ pub struct GatewayConfig {
     pub placement_headers: PlacementHeaders,
     /// Files and batches.
     pub batches: Batches,
+    /// How many servers keep what this gateway makes.
+    pub replicas: usize,
     /// How long a stopping gateway waits for its requests to end.
     pub drain_timeout: Duration,
     /// How log lines are written.
@@ -214,8 +217,15 @@ static FILES_MAX_AGE: Setting = Setting::new(
     "How long files and batches are kept, where this gateway makes their buckets",
 );
 
+static REPLICAS: Setting = Setting::new(
+    "replicas",
+    "COUNT",
+    "1",
+    "Servers that keep the object stores and the bucket of batches, 1 to 5, where this gateway makes them",
+);
+
 /// All settings of a gateway that may stand in the file, in the order of the help.
-pub static SETTINGS: [&Setting; 23] = [
+pub static SETTINGS: [&Setting; 24] = [
     &setting::NATS_URL,
     &setting::CREDS,
     &setting::NAMESPACE,
@@ -237,6 +247,7 @@ pub static SETTINGS: [&Setting; 23] = [
     &BATCHES,
     &MAX_FILE_SIZE,
     &FILES_MAX_AGE,
+    &REPLICAS,
     &setting::DRAIN_TIMEOUT,
     &setting::LOG_FORMAT,
 ];
@@ -265,12 +276,17 @@ pub fn resolve(flags: &Flags, environment: &dyn Fn(&str) -> Option<String>) -> R
         client_hints: choice(&sources.get(&CLIENT_HINTS), &HINTS)?,
         placement_headers: choice(&sources.get(&PLACEMENT_HEADERS), &SHOWN)?,
         batches: batches(&sources)?,
+        replicas: jobs::replicas(&sources.get(&REPLICAS))?,
         drain_timeout: duration(&sources.get(&setting::DRAIN_TIMEOUT), DRAIN_TIMEOUT)?,
         log_format: choice(&sources.get(&setting::LOG_FORMAT), &LogFormat::NAMED)?,
     };
     let has_login = config.nats_url.split(',').any(|url| url.contains('@'));
     if let (true, Some(given)) = (has_login, sources.find(&setting::CREDS)) {
         return Err(given.no_effect("nats_url holds a login; leave one of the two out"));
+    }
+    let makes_nothing = (config.large_bodies, config.batches) == (LargeBodies::Refused, Batches::Off);
+    if let (true, Some(given)) = (makes_nothing, sources.find(&REPLICAS)) {
+        return Err(given.no_effect("with large_bodies refuse and batches off nothing is kept; leave it out"));
     }
     Ok(config)
 }
@@ -414,6 +430,7 @@ mod tests {
         batches = "on"
         max_file = "1GB"
         files_max_age = "7d"
+        replicas = 3
         drain_timeout = "1m"
         log_format = "json"
     "#;
@@ -444,6 +461,7 @@ mod tests {
             client_hints: ClientHints::Carried,
             placement_headers: PlacementHeaders::Hidden,
             batches: Batches::On { max_file: 1 << 30, max_age: DAY * 7 },
+            replicas: 3,
             drain_timeout: Duration::from_secs(60),
             log_format: LogFormat::Json,
         };
@@ -474,6 +492,7 @@ mod tests {
             (&[("tls_key", "k")], "--tls-key: tls_key can have no effect"),
             (&[("large_bodies", "refuse"), ("bodies_max_age", "1h")], "bodies_max_age can have no effect"),
             (&[("batches", "off"), ("max_file", "1MB")], "max_file can have no effect"),
+            (&[("large_bodies", "refuse"), ("batches", "off"), ("replicas", "3")], "replicas can have no effect"),
             (&[("nats_url", "nats://u:p@h"), ("creds", "f")], "creds can have no effect"),
         ] {
             let error = with(flags).expect_err(told);

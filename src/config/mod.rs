@@ -71,6 +71,8 @@ pub struct RouterConfig {
     pub jobs: JobsConfig,
     /// Whether missing buckets and streams are made.
     pub provision: Provision,
+    /// Servers that keep the buckets.
+    pub replicas: usize,
     /// A reply subject has to start with one of these.
     pub reply_prefixes: Vec<String>,
     /// How long a stopping router waits for its requests to end.
@@ -202,6 +204,7 @@ pub fn resolve(flags: &Flags, environment: &dyn Fn(&str) -> Option<String>) -> R
         full_at: overload::full_at(&sources)?,
         jobs: jobs::read(&sources)?,
         provision: choice(&sources.get(&setting::PROVISION), &Provision::NAMED)?,
+        replicas: jobs::replicas(&sources.get(&setting::REPLICAS))?,
         reply_prefixes: reply_prefixes(&sources.get(&setting::REPLY_PREFIXES), &namespace)?,
         drain_timeout: duration(&sources.get(&setting::DRAIN_TIMEOUT), DRAIN_TIMEOUT)?,
         listen: listen(&sources.get(&setting::LISTEN))?,

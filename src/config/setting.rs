@@ -183,6 +183,13 @@ pub(super) static PROVISION: Setting = Setting::new(
     "Whether missing buckets and streams are made; with never, the absence of a bucket is an error, and without the \
      streams there are no jobs",
 );
+pub(super) static REPLICAS: Setting = Setting::new(
+    "replicas",
+    "COUNT",
+    "1",
+    "Servers that keep the buckets of pins and registrations, 1 to 5, where this router makes them; 3 in a cluster of NATS \
+     servers, so that one may be lost",
+);
 pub(super) static REPLY_PREFIXES: Setting = Setting::new(
     "reply_prefixes",
     "PREFIXES",
@@ -278,7 +285,7 @@ pub(super) static JOBS_DUPLICATE_WINDOW: Setting = Setting::new(
 );
 
 /// All settings that may stand in the file, in the order of the help.
-pub static SETTINGS: [&Setting; 36] = [
+pub static SETTINGS: [&Setting; 37] = [
     &NATS_URL,
     &CREDS,
     &NAMESPACE,
@@ -310,6 +317,7 @@ pub static SETTINGS: [&Setting; 36] = [
     &JOBS_RESULTS_MAX_AGE,
     &JOBS_DUPLICATE_WINDOW,
     &PROVISION,
+    &REPLICAS,
     &REPLY_PREFIXES,
     &DRAIN_TIMEOUT,
     &LISTEN,

@@ -89,6 +89,8 @@ pub struct BucketInfo {
     pub history: i64,
     /// How long values live; zero is for ever.
     pub max_age: Duration,
+    /// Servers that keep it.
+    pub replicas: usize,
 }
 
 /// One change, from a watch.
@@ -242,6 +244,7 @@ impl Bucket {
                 messages: info.state.messages,
                 history: info.config.max_messages_per_subject,
                 max_age: info.config.max_age,
+                replicas: info.config.num_replicas,
             }),
             Ok(Err(error)) => {
                 let cause =
@@ -306,9 +309,10 @@ impl Bucket {
     }
 
     /// Makes the bucket. Somebody else may make the same one at the same moment.
-    pub async fn create(&self, history: i64, max_age: Duration) -> Result<(), Unreachable> {
+    pub async fn create(&self, history: i64, max_age: Duration, replicas: usize) -> Result<(), Unreachable> {
         let opened = self.opened().await?;
-        let config = kv::Config { bucket: self.name.clone(), history, max_age, ..kv::Config::default() };
+        let bucket = self.name.clone();
+        let config = kv::Config { bucket, history, max_age, num_replicas: replicas, ..kv::Config::default() };
         opened.context.create_key_value(config).await.map(drop).map_err(|e| Unreachable(describe(&e)))
     }
 }

@@ -3,9 +3,12 @@
 //! How a server is found: `CONTRIBUTING.md`.
 
 mod body;
+mod bridge;
 mod cli;
 mod client;
+mod compose;
 mod demo;
+mod deploy;
 mod explain;
 mod fuzzing;
 mod gateway;
@@ -14,6 +17,7 @@ mod golden_bodies;
 mod jobs;
 mod link;
 mod pools;
+mod python;
 mod replay;
 mod router;
 mod schemas;
@@ -22,4 +26,6 @@ mod start_stop;
 mod support;
 mod tidy;
 mod traces;
+mod up;
+mod vllm;
 mod worker;
