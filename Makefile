@@ -1,6 +1,6 @@
 # What this project is worked on with; `make` alone lists it.
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-compose test-vllm check-deploy chaos bench fuzz fmt lint docs schemas
+.PHONY: help demo test test-sdk test-compose test-vllm check-deploy chaos bench fuzz fmt lint docs schemas
 
 help: ## List what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -16,6 +16,10 @@ bench: ## Measure what the router costs
 
 test: ## Run all tests, the integration tests against a real NATS server
 	RANKPIN_NATS_SERVER="$$(scripts/nats-server)" && export RANKPIN_NATS_SERVER && cargo test --locked
+
+test-sdk: ## Run the official Python client libraries (openai, anthropic, litellm) against a gateway
+	cargo build --locked
+	scripts/test-sdk
 
 # A directory with vLLM installed in venv/ and a model that it serves in model/.
 VLLM ?=

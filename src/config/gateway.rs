@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::file::Shape;
 use super::setting::{self, Sources};
 use super::{
-    ConfigError, DAY, DRAIN_TIMEOUT, Flags, Given, REQUEST_TIMEOUT, Setting, access, choice, duration, namespace,
+    ConfigError, DAY, DRAIN_TIMEOUT, Flags, Given, REQUEST_TIMEOUT, Setting, access, choice, duration, jobs, namespace,
 };
 use crate::core::id::Namespace;
 use crate::nats::Access;
@@ -61,6 +61,8 @@ pub struct GatewayConfig {
     pub placement_headers: PlacementHeaders,
     /// Files and batches.
     pub batches: Batches,
+    /// How many servers keep what this gateway makes.
+    pub replicas: usize,
     /// How long a stopping gateway waits for its requests to end.
     pub drain_timeout: Duration,
     /// How log lines are written.
@@ -213,8 +215,15 @@ static FILES_MAX_AGE: Setting = Setting::new(
     "How long files and batches are kept, where this gateway makes their buckets",
 );
 
+static REPLICAS: Setting = Setting::new(
+    "replicas",
+    "COUNT",
+    "1",
+    "Servers that keep the object stores and the bucket of batches, 1 to 5, where this gateway makes them",
+);
+
 /// All settings of a gateway that may stand in the file, in the order of the help.
-pub static SETTINGS: [&Setting; 31] = [
+pub static SETTINGS: [&Setting; 32] = [
     &setting::NATS_URL,
     &setting::CONTEXT,
     &setting::CREDS,
@@ -244,6 +253,7 @@ pub static SETTINGS: [&Setting; 31] = [
     &BATCHES,
     &MAX_FILE_SIZE,
     &FILES_MAX_AGE,
+    &REPLICAS,
     &setting::DRAIN_TIMEOUT,
     &setting::LOG_FORMAT,
 ];
@@ -271,10 +281,15 @@ pub fn resolve(flags: &Flags, environment: &dyn Fn(&str) -> Option<String>) -> R
         client_hints: choice(&sources.get(&CLIENT_HINTS), &HINTS)?,
         placement_headers: choice(&sources.get(&PLACEMENT_HEADERS), &SHOWN)?,
         batches: batches(&sources)?,
+        replicas: jobs::replicas(&sources.get(&REPLICAS))?,
         drain_timeout: duration(&sources.get(&setting::DRAIN_TIMEOUT), DRAIN_TIMEOUT)?,
         log_format: choice(&sources.get(&setting::LOG_FORMAT), &LogFormat::NAMED)?,
     };
     access::refuse_what_has_no_effect(&sources, &config.access)?;
+    let makes_nothing = (config.large_bodies, config.batches) == (LargeBodies::Refused, Batches::Off);
+    if let (true, Some(given)) = (makes_nothing, sources.find(&REPLICAS)) {
+        return Err(given.no_effect("with large_bodies refuse and batches off nothing is kept; leave it out"));
+    }
     Ok(config)
 }
 
@@ -421,6 +436,7 @@ mod tests {
         batches = "on"
         max_file = "1GB"
         files_max_age = "7d"
+        replicas = 3
         drain_timeout = "1m"
         log_format = "json"
     "#;
@@ -460,6 +476,7 @@ mod tests {
             client_hints: ClientHints::Carried,
             placement_headers: PlacementHeaders::Hidden,
             batches: Batches::On { max_file: 1 << 30, max_age: DAY * 7 },
+            replicas: 3,
             drain_timeout: Duration::from_secs(60),
             log_format: LogFormat::Json,
         };
@@ -491,6 +508,7 @@ mod tests {
             (&[("tls_key", "k")], "--tls-key: tls_key can have no effect"),
             (&[("large_bodies", "refuse"), ("bodies_max_age", "1h")], "bodies_max_age can have no effect"),
             (&[("batches", "off"), ("max_file", "1MB")], "max_file can have no effect"),
+            (&[("large_bodies", "refuse"), ("batches", "off"), ("replicas", "3")], "replicas can have no effect"),
             (&[("nats_url", "nats://u:p@h"), ("creds", "f")], "creds can have no effect"),
         ] {
             let error = with(flags).expect_err(told);

@@ -42,7 +42,7 @@ use crate::client::jobs::{Jobs, JobsOptions};
 use crate::client::{self, Client, ClientOptions};
 use crate::config::gateway::{self as config, GatewayConfig, LargeBodies};
 use crate::nats::bucket::Bucket;
-use crate::nats::objects::Objects;
+use crate::nats::objects::{Making, Objects};
 use crate::nats::{AccessError, ConnectError, Link, LinkOptions};
 use crate::wire::subject::Subjects;
 
@@ -187,8 +187,11 @@ async fn batches(config: &GatewayConfig, subjects: &Subjects, store: &Link) -> R
     let jobs = Jobs::connect(jobs).await?;
     // Over a connection of their own: files would hold up what is asked of the bucket.
     let link = Link::open(link_options(config, "files")?).await?;
-    let files = Files::new(Objects::made_with(link, &subjects.files_bucket(), max_age), max_file);
-    let records = Batches::records(Bucket::new(store.clone(), &subjects.batches_bucket()), max_age);
+    let files = Files::new(
+        Objects::made_with(link, &subjects.files_bucket(), Making { max_age, replicas: config.replicas }),
+        max_file,
+    );
+    let records = Batches::records(Bucket::new(store.clone(), &subjects.batches_bucket()), max_age, config.replicas);
     Ok(Some(Batches::new(files, records, jobs)))
 }
 
@@ -203,7 +206,7 @@ fn client_options(config: &GatewayConfig) -> Result<ClientOptions, AccessError> 
         max_open: config.max_requests,
         stream_capacity: STREAM_CAPACITY,
         large_bodies: match config.large_bodies {
-            LargeBodies::ObjectStore { max_age } => Some(client::LargeBodies { max_age }),
+            LargeBodies::ObjectStore { max_age } => Some(client::LargeBodies { max_age, replicas: config.replicas }),
             LargeBodies::Refused => None,
         },
         ..ClientOptions::of(link)

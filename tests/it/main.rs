@@ -12,6 +12,7 @@ mod demo;
 mod deploy;
 mod explain;
 mod fuzzing;
+mod gateway;
 mod golden;
 mod golden_bodies;
 mod jobs;

@@ -3,6 +3,7 @@
 pub mod cluster;
 pub mod conversations;
 pub mod frontend;
+pub mod http;
 pub mod nodes;
 pub mod process;
 pub mod proxy;
