@@ -168,6 +168,8 @@ fn is_for_the_frontend(error: &ClientError) -> bool {
         ClientError::Disconnected | ClientError::NoResponders | ClientError::Idle(_) | ClientError::Connect(_) => true,
         ClientError::Service { code, .. } => code == "worker_lost",
         ClientError::TooLarge { .. }
+        | ClientError::LargeBody(_)
+        | ClientError::Body(_)
         | ClientError::TooManyOpen { .. }
         | ClientError::Deadline(_)
         | ClientError::Sequence(_)
