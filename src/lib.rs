@@ -13,10 +13,11 @@
 //!
 //! # What is of use outside
 //!
-//! [`gateway`] serves HTTP, [`worker`] hosts an engine, [`client`] is a frontend, [`wire`] has the messages with their schemas. The contract
-//! itself is `docs/protocol.md`; nothing in it needs this crate.
+//! [`gateway`] serves HTTP, [`bridge`] stands in front of an engine's HTTP server, [`worker`] hosts an engine, [`client`]
+//! is a frontend, [`wire`] has the messages with their schemas. The contract itself is `docs/protocol.md`; nothing in it needs this crate.
 
 pub mod bench;
+pub mod bridge;
 pub mod cli;
 pub mod client;
 pub mod config;
@@ -30,5 +31,6 @@ pub mod replay;
 pub mod router;
 pub mod sim;
 pub mod telemetry;
+pub mod up;
 pub mod wire;
 pub mod worker;

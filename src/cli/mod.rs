@@ -1,6 +1,7 @@
 //! The command line, one file per subcommand.
 
 mod bench;
+mod bridge;
 mod demo;
 mod explain;
 mod gateway;
@@ -11,6 +12,7 @@ mod router;
 mod schema;
 mod signals;
 mod sim;
+mod up;
 
 use clap::{Parser, Subcommand};
 
@@ -40,6 +42,8 @@ Environment:
 enum Command {
     Router(router::Args),
     Gateway(gateway::Args),
+    Bridge(Box<bridge::Args>),
+    Up(Box<up::Args>),
     Schema(schema::Args),
     Demo(demo::Args),
     Explain(Box<explain::Args>),
@@ -69,6 +73,14 @@ impl Cli {
             Command::Bench(args) => {
                 logging::init_quietly(self.log_format.unwrap_or_default())?;
                 bench::run(args).await
+            }
+            Command::Bridge(args) => {
+                logging::init(self.log_format.unwrap_or_default())?;
+                bridge::run(*args).await
+            }
+            Command::Up(args) => {
+                logging::init_quietly(self.log_format.unwrap_or_default())?;
+                up::run(*args).await
             }
             Command::BenchForwarder(args) => {
                 logging::init(self.log_format.unwrap_or_default())?;

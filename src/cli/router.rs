@@ -75,7 +75,14 @@ pub(super) async fn run(config: RouterConfig) -> anyhow::Result<()> {
 /// A misspelt variable would be silently without effect. Those that Kubernetes sets for a service named rankpin are none
 /// of ours, and a gateway may stand beside a router in one environment.
 pub(super) fn refuse_unknown_variables(subcommand: &str) -> anyhow::Result<()> {
-    const OTHERS: [&str; 4] = ["RANKPIN_LOG", "RANKPIN_NATS_SERVER", "RANKPIN_CONVERSATIONS", "RANKPIN_CHAOS_JOBS"];
+    const OTHERS: [&str; 5] = [
+        "RANKPIN_LOG",
+        "RANKPIN_NATS_SERVER",
+        "RANKPIN_CONVERSATIONS",
+        "RANKPIN_CHAOS_JOBS",
+        // A bridge's, which may stand beside a router in one environment.
+        "RANKPIN_ENGINE_KEY",
+    ];
     let known = |name: &str| {
         OTHERS.contains(&name)
             || std::iter::once(&CONFIG)

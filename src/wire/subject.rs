@@ -196,6 +196,11 @@ impl Subjects {
         format!("{}.kv.*.*", self.ns)
     }
 
+    /// `{ns}.kv.{worker}.{r}`, what a worker says of one rank's cache.
+    pub fn worker_kv(&self, worker: &WorkerId, rank: DpRank) -> String {
+        format!("{}.kv.{worker}.{rank}", self.ns)
+    }
+
     /// `{ns}.router.kv`, what routers tell each other of their dispatches.
     pub fn router_kv(&self) -> String {
         format!("{}.router.kv", self.ns)

@@ -6,6 +6,7 @@
 //! ends it; what goes out, goes through [`replies`].
 
 mod bodies;
+mod caches;
 pub mod cancel;
 mod dispatch;
 pub mod engine;
@@ -25,6 +26,7 @@ use tokio::task::JoinSet;
 use tracing::{info, warn};
 use uuid::Uuid;
 
+pub use caches::Caches;
 pub use cancel::{CancelReason, CancelToken};
 pub use engine::{Acceptance, Engine, EngineRequest, Failure, Refusal};
 pub use replies::{ReplyError, ReplyStream};
@@ -149,6 +151,8 @@ pub enum WorkerError {
 #[derive(Debug)]
 pub struct Worker {
     instance: String,
+    worker: WorkerId,
+    subjects: Subjects,
     phase: watch::Sender<Phase>,
     slots: Arc<Slots>,
     cancels: Arc<Cancels>,
@@ -185,8 +189,8 @@ impl Worker {
         let service = Arc::new(Service {
             engine,
             bodies: Bodies::new(out.clone(), &subjects),
-            subjects,
-            worker: options.worker,
+            subjects: subjects.clone(),
+            worker: options.worker.clone(),
             out: out.clone(),
             slots: Arc::new(Slots::new(options.ranks, options.max_inflight)),
             cancels: Arc::default(),
@@ -205,7 +209,7 @@ impl Worker {
             reporting.await;
             Ok(())
         });
-        Ok(Self { instance, phase, slots, cancels, intake, out, tasks })
+        Ok(Self { instance, worker: options.worker, subjects, phase, slots, cancels, intake, out, tasks })
     }
 
     /// Id of this process, as it is registered.
@@ -225,6 +229,18 @@ impl Worker {
         // Where the server does not answer, its connections end with the worker.
         let _ = tokio::time::timeout(LEAVE_TIMEOUT, self.settle()).await;
         error
+    }
+
+    /// Says whether what serves the requests works. While it does not, the worker is not registered and refuses what
+    /// still comes; requests that are running go on, and so does the process's name.
+    pub fn set_available(&self, available: bool) {
+        self.slots.set_away(!available);
+        self.phase.send_replace(if available { Phase::Ready } else { Phase::Away });
+    }
+
+    /// Where this worker's caches are told of.
+    pub fn caches(&self) -> Caches {
+        Caches::new(self.out.clone(), self.subjects.clone(), self.worker.clone(), self.instance.clone())
     }
 
     /// Leaves: registered as draining at once, new dispatches are refused, running requests end or, after `timeout`,

@@ -4,6 +4,7 @@ use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
+use bytes::Bytes;
 use futures_util::FutureExt as _;
 use tokio::time::{MissedTickBehavior, interval_at};
 use tracing::{debug, error};
@@ -24,6 +25,9 @@ use crate::wire::subject::Subjects;
 pub const CANCEL_GRACE: Duration = Duration::from_secs(1);
 /// How often a router hears that a long request is still worked on; it wants to at least every 10 s.
 const PROGRESS_EVERY: Duration = Duration::from_secs(5);
+
+/// Code word of an error that is the engine's own.
+const ENGINE_ERROR: &str = "engine_error";
 
 /// What every request of a worker shares.
 #[derive(Debug)]
@@ -140,6 +144,8 @@ enum Ending {
     Dropped(Finished),
     /// The reply stream ends in an error.
     Error { status: u16, code: String, message: String, finished: Finished },
+    /// The reply stream ends in an error of the engine's own, with its words.
+    Answered { status: u16, content_type: String, body: Bytes },
 }
 
 impl Ending {
@@ -186,6 +192,7 @@ impl Ending {
             Err(Failure::Refused(refusal)) if !replies.has_begun() => Self::Rejected(refusal),
             Err(Failure::Refused(Refusal { status, code, message })) => Self::error(status, &code, message),
             Err(Failure::Failed { status, code, message }) => Self::error(status, &code, message),
+            Err(Failure::Answered { status, content_type, body }) => Self::Answered { status, content_type, body },
             Err(Failure::Reply(ReplyError::GivenUp(reason))) => Self::given_up(reason, None, replies),
             Err(Failure::Reply(e @ ReplyError::TooLarge { .. })) => {
                 Self::error(413, "payload_too_large", e.to_string())
@@ -216,6 +223,10 @@ async fn conclude(ended: Ended, held: &Held, replies: &mut ReplyStream, events: 
                 error!(status, code, message, "a request failed at the engine");
             }
             (meanwhile(events, replies.fail(status, &code, &message)).await, finished)
+        }
+        Ending::Answered { status, content_type, body } => {
+            let sent = meanwhile(events, replies.fail_with(status, ENGINE_ERROR, &content_type, body)).await;
+            (sent, Finished::outcome(Outcome::Error))
         }
     };
     drop(slot);

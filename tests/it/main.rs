@@ -3,6 +3,7 @@
 //! How a server is found: `CONTRIBUTING.md`.
 
 mod body;
+mod bridge;
 mod cli;
 mod client;
 mod compose;
@@ -15,6 +16,7 @@ mod golden_bodies;
 mod jobs;
 mod link;
 mod pools;
+mod python;
 mod replay;
 mod router;
 mod schemas;
@@ -23,4 +25,6 @@ mod start_stop;
 mod support;
 mod tidy;
 mod traces;
+mod up;
+mod vllm;
 mod worker;
