@@ -219,7 +219,7 @@ async fn provide(bucket: &Bucket, max_age: Duration, config: &RouterConfig) -> R
             Look::Missing if made => return Err(failed("made", "it is not there after it was made".into())),
             Look::Missing => {
                 made = true;
-                if let Err(error) = bucket.create(1, max_age, config.replicas).await {
+                if let Err(error) = bucket.create_on(config.replicas, 1, max_age).await {
                     bucket.link().check_permissions()?;
                     // Another router may have made it at the same moment.
                     if !matches!(bucket.look().await, Look::There(_)) {
