@@ -1,9 +1,9 @@
 # What this project is worked on with; `make` alone lists it.
 .DEFAULT_GOAL := help
-.PHONY: help demo test chaos bench fuzz fmt lint docs schemas
+.PHONY: help demo test test-compose test-vllm check-deploy chaos bench fuzz fmt lint docs schemas
 
 help: ## List what can be made
-	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 # Recorded conversations that the demo plays besides its own, where they are there.
 CONVERSATIONS ?= $(wildcard ../shared/data/conversations.jsonl)
@@ -16,6 +16,21 @@ bench: ## Measure what the router costs
 
 test: ## Run all tests, the integration tests against a real NATS server
 	RANKPIN_NATS_SERVER="$$(scripts/nats-server)" && export RANKPIN_NATS_SERVER && cargo test --locked
+
+# A directory with vLLM installed in venv/ and a model that it serves in model/.
+VLLM ?=
+
+test-vllm: ## Test against a real vLLM of two ranks: make test-vllm VLLM=dir
+	@test -x "$(VLLM)/venv/bin/vllm" -a -d "$(VLLM)/model" || \
+		{ echo "VLLM=dir: a directory with vLLM installed in venv/, and a small model in model/" >&2; exit 1; }
+	RANKPIN_NATS_SERVER="$$(scripts/nats-server)" RANKPIN_VLLM="$(abspath $(VLLM))" \
+		cargo test --locked --test it -- vllm:: --ignored --nocapture
+
+test-compose: ## Run docker-compose.yml with real containers, and break things in it
+	scripts/test-compose
+
+check-deploy: ## Check the Dockerfile and what is under deploy/, without an engine or a cluster
+	scripts/check-deploy
 
 # Jobs, faults and seed.
 CHAOS ?= 10000 20 1

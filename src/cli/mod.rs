@@ -1,14 +1,18 @@
 //! The command line, one file per subcommand.
 
 mod bench;
+mod bridge;
 mod demo;
 mod explain;
+mod gateway;
+mod health;
 mod jobs;
 mod replay;
 mod router;
 mod schema;
 mod signals;
 mod sim;
+mod up;
 
 use clap::{Parser, Subcommand};
 
@@ -37,9 +41,13 @@ Environment:
 #[derive(Debug, Subcommand)]
 enum Command {
     Router(router::Args),
+    Gateway(gateway::Args),
+    Bridge(Box<bridge::Args>),
+    Up(Box<up::Args>),
     Schema(schema::Args),
     Demo(demo::Args),
     Explain(Box<explain::Args>),
+    Health(health::Args),
     Replay(replay::Args),
     Jobs(Box<jobs::Args>),
     Bench(bench::Args),
@@ -57,9 +65,22 @@ impl Cli {
                 logging::init(config.log_format)?;
                 router::run(config).await
             }
+            Command::Gateway(args) => {
+                let config = args.resolve(self.log_format)?;
+                logging::init(config.log_format)?;
+                gateway::run(config).await
+            }
             Command::Bench(args) => {
                 logging::init_quietly(self.log_format.unwrap_or_default())?;
                 bench::run(args).await
+            }
+            Command::Bridge(args) => {
+                logging::init(self.log_format.unwrap_or_default())?;
+                bridge::run(*args).await
+            }
+            Command::Up(args) => {
+                logging::init_quietly(self.log_format.unwrap_or_default())?;
+                up::run(*args).await
             }
             Command::BenchForwarder(args) => {
                 logging::init(self.log_format.unwrap_or_default())?;
@@ -73,6 +94,7 @@ impl Cli {
                 logging::init_quietly(self.log_format.unwrap_or_default())?;
                 explain::run(*args).await
             }
+            Command::Health(args) => health::run(&args).await,
             Command::Replay(args) => {
                 logging::init_quietly(self.log_format.unwrap_or_default())?;
                 replay::run(&args)

@@ -9,7 +9,7 @@ use tracing::info;
 use super::signals;
 use crate::core::id::{Model, Namespace, Pool, RankRange, WorkerId};
 use crate::nats::LinkOptions;
-use crate::sim::{Echo, SimEngine, SimOptions};
+use crate::sim::{Echo, Script, SimEngine, SimOptions};
 use crate::worker::{Acceptance, Engine, Worker, WorkerOptions};
 
 /// Run a worker with a simulated engine: every rank has a prefix cache of its own
@@ -118,6 +118,11 @@ struct Simulation {
     /// Longest answer; a request may ask for a shorter one [default: 64]
     #[arg(long, value_name = "TOKENS")]
     output_tokens: Option<u64>,
+
+    /// What it says in place of made-up words: a JSON array of steps, {"text": "…"} or {"calls": [{"name": "…",
+    /// "arguments": {…}}]}, the first for what the user says, each further one for the result of a tool call
+    #[arg(long, value_name = "FILE")]
+    script: Option<PathBuf>,
 }
 
 const EXAMPLES: &str = "\
@@ -142,6 +147,7 @@ pub(super) async fn run(args: Args) -> anyhow::Result<()> {
             }
             let simulation = args.simulation.options(options.ranks);
             let engine = SimEngine::new(simulation).map_err(|problem| anyhow!(problem))?;
+            let engine = engine.with_script(args.simulation.script()?);
             options.block_size = Some(simulation.block_size);
             options.kv_blocks = Some(simulation.kv_blocks);
             if let Some(timeout) = args.simulation.stream_idle_timeout {
@@ -210,6 +216,13 @@ impl Simulation {
         }
     }
 
+    fn script(&self) -> anyhow::Result<Script> {
+        let Some(path) = &self.script else { return Ok(Script::default()) };
+        let shown = path.display();
+        let text = std::fs::read_to_string(path).with_context(|| format!("cannot read the script {shown}"))?;
+        Script::parse(&text).map_err(|problem| anyhow!("the script {shown} is none: {problem}"))
+    }
+
     /// A setting that can have no effect is an error.
     fn refuse_all(&self) -> anyhow::Result<()> {
         let given = [
@@ -220,6 +233,7 @@ impl Simulation {
             ("--decode-rate", self.decode_rate.is_some()),
             ("--stream-idle-timeout", self.stream_idle_timeout.is_some()),
             ("--output-tokens", self.output_tokens.is_some()),
+            ("--script", self.script.is_some()),
         ];
         match given.iter().find(|(_, given)| *given) {
             Some((flag, _)) => Err(anyhow!("{flag} can have no effect: the echo simulates nothing")),

@@ -8,7 +8,7 @@ use crate::core::mode::StreamStorage;
 
 /// Most jobs that one router may be told to hold: they are in memory, bodies included.
 pub const MAX_JOBS: u64 = 2_048;
-/// Most servers that keep a stream.
+/// Most servers that keep a stream or a bucket.
 const MAX_REPLICAS: u64 = 5;
 /// Highest limit of a stream.
 const MAX_LIMIT: u64 = i64::MAX as u64;
@@ -61,6 +61,11 @@ pub(super) fn read(sources: &Sources<'_>) -> Result<JobsConfig, ConfigError> {
     })
 }
 
+/// How many servers keep a stream or a bucket.
+pub(super) fn replicas(given: &Given) -> Result<usize, ConfigError> {
+    Ok(usize::try_from(whole(given, 1, MAX_REPLICAS)?).unwrap_or(usize::MAX))
+}
+
 /// A router that takes no jobs makes no streams for them either.
 pub(super) fn refuse_what_has_no_effect(sources: &Sources<'_>, config: &JobsConfig) -> Result<(), ConfigError> {
     for setting in OF_STREAMS {
@@ -69,11 +74,6 @@ pub(super) fn refuse_what_has_no_effect(sources: &Sources<'_>, config: &JobsConf
         }
     }
     Ok(())
-}
-
-/// Servers that keep a stream or a bucket.
-pub(super) fn replicas(given: &Given) -> Result<usize, ConfigError> {
-    whole(given, 1, MAX_REPLICAS).map(|number| usize::try_from(number).unwrap_or(usize::MAX))
 }
 
 fn whole(given: &Given, least: u64, most: u64) -> Result<u64, ConfigError> {

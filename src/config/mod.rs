@@ -5,6 +5,7 @@
 
 mod alias;
 mod file;
+pub mod gateway;
 mod jobs;
 mod overload;
 mod pool;
@@ -71,7 +72,7 @@ pub struct RouterConfig {
     /// Whether missing buckets and streams are made.
     pub provision: Provision,
     /// Servers that keep the buckets.
-    pub bucket_replicas: usize,
+    pub replicas: usize,
     /// A reply subject has to start with one of these.
     pub reply_prefixes: Vec<String>,
     /// How long a stopping router waits for its requests to end.
@@ -184,7 +185,7 @@ impl ConfigError {
 /// The configuration from flags, environment (asked by name) and the file that one of these names, in this
 /// precedence; defaults for the rest.
 pub fn resolve(flags: &Flags, environment: &dyn Fn(&str) -> Option<String>) -> Result<RouterConfig, ConfigError> {
-    let sources = Sources::open(flags, environment)?;
+    let sources = Sources::open(flags, environment, file::OF_ROUTER)?;
     let namespace = namespace(&sources.get(&setting::NAMESPACE))?;
     let config = RouterConfig {
         nats_url: nats_url(sources.get(&setting::NATS_URL))?,
@@ -203,7 +204,7 @@ pub fn resolve(flags: &Flags, environment: &dyn Fn(&str) -> Option<String>) -> R
         full_at: overload::full_at(&sources)?,
         jobs: jobs::read(&sources)?,
         provision: choice(&sources.get(&setting::PROVISION), &Provision::NAMED)?,
-        bucket_replicas: jobs::replicas(&sources.get(&setting::BUCKET_REPLICAS))?,
+        replicas: jobs::replicas(&sources.get(&setting::REPLICAS))?,
         reply_prefixes: reply_prefixes(&sources.get(&setting::REPLY_PREFIXES), &namespace)?,
         drain_timeout: duration(&sources.get(&setting::DRAIN_TIMEOUT), DRAIN_TIMEOUT)?,
         listen: listen(&sources.get(&setting::LISTEN))?,

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::file::{AliasEntry, ConfigFile, PoolEntry, Table, WorkerEntry};
+use super::file::{AliasEntry, ConfigFile, PoolEntry, Shape, Table, WorkerEntry};
 use super::{ConfigError, Flags};
 
 /// One setting.
@@ -22,7 +22,7 @@ pub struct Setting {
 }
 
 impl Setting {
-    const fn new(key: &'static str, value: &'static str, default: &'static str, help: &'static str) -> Self {
+    pub(super) const fn new(key: &'static str, value: &'static str, default: &'static str, help: &'static str) -> Self {
         Self { key, value, default: Some(default), also: &[], help }
     }
 
@@ -40,6 +40,11 @@ impl Setting {
     /// Whether its value is a whole number.
     pub fn is_count(&self) -> bool {
         self.value.split('|').any(|value| value == "COUNT")
+    }
+
+    /// The same setting without a default.
+    pub(super) const fn optional(key: &'static str, value: &'static str, help: &'static str) -> Self {
+        Self { key, value, default: None, also: &[], help }
     }
 
     /// Whether the flag may stand without a value.
@@ -178,11 +183,12 @@ pub(super) static PROVISION: Setting = Setting::new(
     "Whether missing buckets and streams are made; with never, the absence of a bucket is an error, and without the \
      streams there are no jobs",
 );
-pub(super) static BUCKET_REPLICAS: Setting = Setting::new(
-    "bucket_replicas",
+pub(super) static REPLICAS: Setting = Setting::new(
+    "replicas",
     "COUNT",
     "1",
-    "Servers that keep the buckets of pins and registrations, 1 to 5, where this router makes them",
+    "Servers that keep the buckets of pins and registrations, 1 to 5, where this router makes them; 3 in a cluster of NATS \
+     servers, so that one may be lost",
 );
 pub(super) static REPLY_PREFIXES: Setting = Setting::new(
     "reply_prefixes",
@@ -311,7 +317,7 @@ pub static SETTINGS: [&Setting; 37] = [
     &JOBS_RESULTS_MAX_AGE,
     &JOBS_DUPLICATE_WINDOW,
     &PROVISION,
-    &BUCKET_REPLICAS,
+    &REPLICAS,
     &REPLY_PREFIXES,
     &DRAIN_TIMEOUT,
     &LISTEN,
@@ -378,10 +384,14 @@ pub(super) struct Sources<'a> {
 
 impl<'a> Sources<'a> {
     /// Flags and environment, and the file that they name.
-    pub(super) fn open(flags: &'a Flags, environment: &'a dyn Fn(&str) -> Option<String>) -> Result<Self, ConfigError> {
+    pub(super) fn open(
+        flags: &'a Flags,
+        environment: &'a dyn Fn(&str) -> Option<String>,
+        shape: Shape,
+    ) -> Result<Self, ConfigError> {
         let mut sources = Self { flags, environment, file: ConfigFile::default() };
         if let Some(path) = sources.find(&CONFIG) {
-            sources.file = ConfigFile::read(&path.text)?;
+            sources.file = ConfigFile::read(&path.text, shape)?;
         }
         Ok(sources)
     }

@@ -283,11 +283,36 @@ impl Bucket {
         }
     }
 
-    /// Makes the bucket, kept by so many servers. Somebody else may make the same one at the same moment.
+    /// What stands under every key at the moment; deleted keys may be among them, without a value.
+    pub async fn all(&self) -> Result<Vec<Change>, Unreachable> {
+        let mut found = Vec::new();
+        if self.info().await?.messages == 0 {
+            return Ok(found);
+        }
+        let read = async {
+            let mut watch = self.watch(None).await?;
+            loop {
+                match watch.next().await {
+                    Watched::Change(change) => found.push(change),
+                    Watched::Interrupted(problem) => return Err(Unreachable(problem)),
+                    Watched::Dead => return Err(Unreachable("the connection was lost".into())),
+                }
+                if found.last().is_some_and(|change| change.pending == 0) {
+                    return Ok(());
+                }
+            }
+        };
+        match tokio::time::timeout(OPEN_TIMEOUT, read).await {
+            Ok(read) => read.map(|()| found),
+            Err(_) => Err(Unreachable("no answer within 2 s".into())),
+        }
+    }
+
+    /// Makes the bucket. Somebody else may make the same one at the same moment.
     pub async fn create(&self, history: i64, max_age: Duration, replicas: usize) -> Result<(), Unreachable> {
         let opened = self.opened().await?;
-        let config =
-            kv::Config { bucket: self.name.clone(), history, max_age, num_replicas: replicas, ..kv::Config::default() };
+        let bucket = self.name.clone();
+        let config = kv::Config { bucket, history, max_age, num_replicas: replicas, ..kv::Config::default() };
         opened.context.create_key_value(config).await.map(drop).map_err(|e| Unreachable(describe(&e)))
     }
 }

@@ -7,6 +7,7 @@ pub mod jetstream;
 pub mod lane;
 pub mod link;
 mod login;
+pub mod objects;
 pub mod registry;
 pub mod subscriptions;
 

@@ -51,13 +51,15 @@ pub enum RouterError {
     },
     /// A bucket is missing and may not be made.
     #[error(
-        "the key-value bucket {bucket} is missing, and provision is never: make it (nats kv add {bucket} --history=1 --ttl={ttl}), or start with --provision auto"
+        "the key-value bucket {bucket} is missing, and provision is never: make it (nats kv add {bucket} --history=1 --ttl={ttl} --replicas={replicas}), or start with --provision auto"
     )]
     MissingBucket {
         /// Its name.
         bucket: String,
         /// The age that its values should have.
         ttl: String,
+        /// How many servers should keep it.
+        replicas: usize,
     },
     /// A bucket can't be read or made.
     #[error("the key-value bucket {bucket} can't be {verb}: {problem}")]
@@ -200,23 +202,23 @@ fn link_options(config: &RouterConfig, subjects: &Subjects, role: &str) -> LinkO
 
 /// Makes a bucket that is missing, where that is wanted. One that is there is never changed.
 async fn provide(bucket: &Bucket, max_age: Duration, config: &RouterConfig) -> Result<BucketInfo, RouterError> {
-    let (provision, replicas) = (config.provision, config.bucket_replicas);
     let failed = |verb, problem| RouterError::Bucket { bucket: bucket.name().to_owned(), verb, problem };
     let mut made = false;
     loop {
         match bucket.look().await {
             Look::There(info) => {
-                tell_differences(bucket, &info, max_age, replicas);
+                tell_differences(bucket, &info, max_age, config.replicas);
                 return Ok(info);
             }
-            Look::Missing if provision == Provision::Never => {
+            Look::Missing if config.provision == Provision::Never => {
                 let ttl = humantime::format_duration(max_age).to_string();
-                return Err(RouterError::MissingBucket { bucket: bucket.name().to_owned(), ttl });
+                let (bucket, replicas) = (bucket.name().to_owned(), config.replicas);
+                return Err(RouterError::MissingBucket { bucket, ttl, replicas });
             }
             Look::Missing if made => return Err(failed("made", "it is not there after it was made".into())),
             Look::Missing => {
                 made = true;
-                if let Err(error) = bucket.create(1, max_age, replicas).await {
+                if let Err(error) = bucket.create(1, max_age, config.replicas).await {
                     bucket.link().check_permissions()?;
                     // Another router may have made it at the same moment.
                     if !matches!(bucket.look().await, Look::There(_)) {
@@ -236,6 +238,10 @@ async fn provide(bucket: &Bucket, max_age: Duration, config: &RouterConfig) -> R
 }
 
 fn tell_differences(bucket: &Bucket, info: &BucketInfo, max_age: Duration, replicas: usize) {
+    if info.max_age != max_age {
+        let (found, wanted) = (humantime::format_duration(info.max_age), humantime::format_duration(max_age));
+        tracing::warn!(bucket = bucket.name(), %found, %wanted, "the bucket's values live for another time than is configured; it is left as it is");
+    }
     if info.replicas != replicas {
         tracing::warn!(
             bucket = bucket.name(),
@@ -243,10 +249,6 @@ fn tell_differences(bucket: &Bucket, info: &BucketInfo, max_age: Duration, repli
             wanted = replicas,
             "the bucket is kept by another number of servers than is configured; it is left as it is"
         );
-    }
-    if info.max_age != max_age {
-        let (found, wanted) = (humantime::format_duration(info.max_age), humantime::format_duration(max_age));
-        tracing::warn!(bucket = bucket.name(), %found, %wanted, "the bucket's values live for another time than is configured; it is left as it is");
     }
     if info.history != 1 {
         tracing::warn!(

@@ -5,6 +5,8 @@
 //! The way of a request: [`intake`] reads it off a rank's subject, [`serve`] accepts it, lets the [`Engine`] work and
 //! ends it; what goes out, goes through [`replies`].
 
+mod bodies;
+mod caches;
 pub mod cancel;
 mod dispatch;
 pub mod engine;
@@ -26,12 +28,14 @@ use tokio::task::JoinSet;
 use tracing::{info, warn};
 use uuid::Uuid;
 
+pub use caches::Caches;
 pub use cancel::{CancelReason, CancelToken};
 pub use engine::{Acceptance, Engine, EngineRequest, Failure, Refusal};
 pub use replies::{ReplyError, ReplyStream};
 pub use serve::CANCEL_GRACE;
 pub use slots::MAX_HELD;
 
+use self::bodies::Bodies;
 use self::cancel::Cancels;
 use self::intake::Wanted;
 use self::outlet::Outlet;
@@ -156,6 +160,8 @@ pub enum WorkerError {
 #[derive(Debug)]
 pub struct Worker {
     instance: String,
+    worker: WorkerId,
+    subjects: Subjects,
     phase: watch::Sender<Phase>,
     slots: Arc<Slots>,
     cancels: Arc<Cancels>,
@@ -199,8 +205,9 @@ impl Worker {
         let load_subject = subjects.load(&options.worker);
         let service = Arc::new(Service {
             engine,
-            subjects,
-            worker: options.worker,
+            bodies: Bodies::new(store.clone(), &subjects),
+            subjects: subjects.clone(),
+            worker: options.worker.clone(),
             store: store.clone(),
             outlet: outlet.clone(),
             stream_idle_timeout: options.stream_idle_timeout,
@@ -221,7 +228,19 @@ impl Worker {
             reporting.await;
             Ok(())
         });
-        Ok(Self { instance, phase, slots, cancels, intake, store, outlet, tasks, _driver: driver })
+        Ok(Self {
+            instance,
+            worker: options.worker,
+            subjects,
+            phase,
+            slots,
+            cancels,
+            intake,
+            store,
+            outlet,
+            tasks,
+            _driver: driver,
+        })
     }
 
     /// Id of this process, as it is registered.
@@ -241,6 +260,18 @@ impl Worker {
         // Where the server does not answer, its connections end with the worker.
         let _ = tokio::time::timeout(LEAVE_TIMEOUT, self.settle()).await;
         error
+    }
+
+    /// Says whether what serves the requests works. While it does not, the worker is not registered and refuses what
+    /// still comes; requests that are running go on, and so does the process's name.
+    pub fn set_available(&self, available: bool) {
+        self.slots.set_away(!available);
+        self.phase.send_replace(if available { Phase::Ready } else { Phase::Away });
+    }
+
+    /// Where this worker's caches are told of.
+    pub fn caches(&self) -> Caches {
+        Caches::new(self.store.clone(), self.subjects.clone(), self.worker.clone(), self.instance.clone())
     }
 
     /// Leaves: registered as draining at once, new dispatches are refused, running requests end or, after `timeout`,

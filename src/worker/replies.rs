@@ -1,6 +1,7 @@
 //! What a worker says while it serves a request: events to the router (protocol section 6), replies to the frontend
 //! (section 6.1).
 
+use std::borrow::Cow;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -62,7 +63,7 @@ pub struct ReplyStream {
     decision: Option<Box<str>>,
     /// The model that the alias asked for led to.
     model: Option<Box<str>>,
-    content_type: Option<&'static str>,
+    content_type: Option<Cow<'static, str>>,
     first: Headers,
     cancel: CancelToken,
     seq: u64,
@@ -119,8 +120,8 @@ impl ReplyStream {
     }
 
     /// Names the media type of what follows; it stands on the first message.
-    pub fn set_content_type(&mut self, media_type: &'static str) {
-        self.content_type = Some(media_type);
+    pub fn set_content_type(&mut self, media_type: impl Into<Cow<'static, str>>) {
+        self.content_type = Some(media_type.into());
     }
 
     /// Adds a header of the engine's own to the first message.
@@ -130,12 +131,17 @@ impl ReplyStream {
 
     /// Sends one part. For a streaming body that is the data of one server-sent event.
     pub async fn send(&mut self, payload: Bytes) -> Result<(), ReplyError> {
-        self.reply(payload, Place::Middle).await
+        self.reply(payload, None, Place::Middle).await
+    }
+
+    /// Sends the data of one server-sent event that has a name.
+    pub async fn send_event(&mut self, name: &str, payload: Bytes) -> Result<(), ReplyError> {
+        self.reply(payload, Some(name), Place::Middle).await
     }
 
     /// Sends the last part, or the whole answer. It may be empty.
     pub async fn finish(&mut self, payload: Bytes) -> Result<(), ReplyError> {
-        self.reply(payload, Place::Last).await
+        self.reply(payload, None, Place::Last).await
     }
 
     /// Whether something was published that the caller has seen, so that the request can no longer be rejected. The parts
@@ -165,10 +171,22 @@ impl ReplyStream {
 
     /// Ends the stream in an error.
     pub(super) async fn fail(&mut self, status: u16, code: &str, message: &str) -> Result<(), ReplyError> {
+        let body = Encoding::Json.encode(&ErrorBody::new(code, message));
+        self.fail_with(status, code, Encoding::Json.media_type(), body.into()).await
+    }
+
+    /// Ends the stream in an error that has a body of its own.
+    pub(super) async fn fail_with(
+        &mut self,
+        status: u16,
+        code: &str,
+        media_type: &str,
+        body: Bytes,
+    ) -> Result<(), ReplyError> {
         let mut headers = self.head(Place::Last);
         put_error(&mut headers, status, code);
-        let body = Encoding::Json.encode(&ErrorBody::new(code, message));
-        self.publish(headers, body.into(), Place::Last).await
+        headers.set(header::CONTENT_TYPE, media_type);
+        self.publish(headers, body, Place::Last).await
     }
 
     /// Ends a stream whose engine did not, with an empty message.
@@ -176,16 +194,19 @@ impl ReplyStream {
         self.publish(self.head(Place::Last), Bytes::new(), Place::Last).await
     }
 
-    async fn reply(&mut self, payload: Bytes, place: Place) -> Result<(), ReplyError> {
+    async fn reply(&mut self, payload: Bytes, event: Option<&str>, place: Place) -> Result<(), ReplyError> {
         if let Some(reason) = self.cancel.reason() {
             return Err(ReplyError::GivenUp(reason));
         }
         let mut headers = self.head(place);
         if self.seq == 0 {
             self.first.iter().for_each(|(name, value)| headers.add(name, value));
-            if let Some(media_type) = self.content_type {
+            if let Some(media_type) = &self.content_type {
                 headers.set(header::CONTENT_TYPE, media_type);
             }
+        }
+        if let Some(event) = event {
+            headers.set(header::SSE_EVENT, event);
         }
         self.publish(headers, payload, place).await
     }

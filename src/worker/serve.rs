@@ -4,10 +4,12 @@ use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
+use bytes::Bytes;
 use futures_util::FutureExt as _;
 use tokio::time::{MissedTickBehavior, interval_at};
 use tracing::{debug, error};
 
+use super::bodies::Bodies;
 use super::cancel::{CancelReason, Cancels, Held};
 use super::dispatch::{Dispatch, LATE_HOLD, Lateness, lateness};
 use super::engine::{Acceptance, Engine, EngineRequest, Failure, Refusal};
@@ -17,6 +19,7 @@ use super::slots::{Slot, Slots};
 use crate::core::id::WorkerId;
 use crate::nats::Link;
 use crate::wire::event::{Finished, Outcome};
+use crate::wire::header;
 use crate::wire::subject::Subjects;
 
 /// How long an engine may go on after its request was given up; then it is dropped where it stands.
@@ -24,6 +27,8 @@ pub const CANCEL_GRACE: Duration = Duration::from_secs(1);
 /// How often a router hears that a long request is still worked on; it wants to at least every 10 s.
 const PROGRESS_EVERY: Duration = Duration::from_secs(5);
 
+/// Code word of an error that is the engine's own.
+const ENGINE_ERROR: &str = "engine_error";
 /// Code word and words where an engine stops in the middle of an answer.
 const IDLE: &str = "stream_idle";
 const SILENT: &str = "the engine stopped in the middle of its answer, and the worker gave the request up";
@@ -32,6 +37,7 @@ const SILENT: &str = "the engine stopped in the middle of its answer, and the wo
 #[derive(Debug)]
 pub(super) struct Service<E> {
     pub engine: E,
+    pub bodies: Bodies,
     pub subjects: Subjects,
     pub worker: WorkerId,
     /// The connection for the registration, load reports and results of jobs.
@@ -100,7 +106,15 @@ impl<E: Engine> Service<E> {
         // The engine is used by other requests after a panic in one: it has to keep its own state whole, as behind
         // a lock that is poisoned.
         let pulse = replies.pulse();
-        let serving = AssertUnwindSafe(self.engine.serve(request, replies)).catch_unwind();
+        let serving = async {
+            // Boxed, because it is rare and every request would hold room for it.
+            let request = match request.headers.find(header::BODY) {
+                Some(_) => Box::pin(self.bodies.complete(request)).await?,
+                None => request,
+            };
+            self.engine.serve(request, replies).await
+        };
+        let serving = AssertUnwindSafe(serving).catch_unwind();
         let mut serving = std::pin::pin!(serving);
         let mut stopped = std::pin::pin!(pulse.stopped(self.stream_idle_timeout));
         let mut progress = interval_at(tokio::time::Instant::now() + PROGRESS_EVERY, PROGRESS_EVERY);
@@ -145,6 +159,8 @@ enum Ending {
     Dropped(Finished),
     /// The reply stream ends in an error.
     Error { status: u16, code: String, message: String, finished: Finished },
+    /// The reply stream ends in an error of the engine's own, with its words.
+    Answered { status: u16, content_type: String, body: Bytes },
 }
 
 impl Ending {
@@ -199,6 +215,7 @@ impl Ending {
             Err(Failure::Refused(refusal)) if !replies.has_begun() => Self::Rejected(refusal),
             Err(Failure::Refused(Refusal { status, code, message })) => Self::error(status, &code, message),
             Err(Failure::Failed { status, code, message }) => Self::error(status, &code, message),
+            Err(Failure::Answered { status, content_type, body }) => Self::Answered { status, content_type, body },
             Err(Failure::Reply(ReplyError::GivenUp(reason))) => Self::given_up(reason, None, replies),
             Err(Failure::Reply(e @ ReplyError::TooLarge { .. })) => {
                 Self::error(413, "payload_too_large", e.to_string())
@@ -229,6 +246,10 @@ async fn conclude(ended: Ended, held: &Held, replies: &mut ReplyStream, events: 
                 error!(status, code, message, "a request failed at the engine");
             }
             (meanwhile(events, replies.fail(status, &code, &message)).await, finished)
+        }
+        Ending::Answered { status, content_type, body } => {
+            let sent = meanwhile(events, replies.fail_with(status, ENGINE_ERROR, &content_type, body)).await;
+            (sent, Finished::outcome(Outcome::Error))
         }
     };
     drop(slot);

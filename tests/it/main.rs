@@ -3,10 +3,13 @@
 //! How a server is found: `CONTRIBUTING.md`.
 
 mod body;
+mod bridge;
 mod chaos;
 mod cli;
 mod client;
+mod compose;
 mod demo;
+mod deploy;
 mod explain;
 mod fuzzing;
 mod golden;
@@ -14,6 +17,7 @@ mod golden_bodies;
 mod jobs;
 mod link;
 mod pools;
+mod python;
 mod reliability;
 mod replay;
 mod router;
@@ -23,4 +27,6 @@ mod start_stop;
 mod support;
 mod tidy;
 mod traces;
+mod up;
+mod vllm;
 mod worker;

@@ -20,7 +20,7 @@ pub const WORKER_PREFIX: &str = "w";
 
 /// How long a job waits for its router's word before it is delivered again.
 const ACK_WAIT: Duration = Duration::from_secs(6);
-const ROUTER: [&str; 6] = ["--bucket-replicas", "3", "--jobs-replicas", "3", "--drain-timeout", "5s"];
+const ROUTER: [&str; 6] = ["--replicas", "3", "--jobs-replicas", "3", "--drain-timeout", "5s"];
 const WORKER: [&str; 8] = ["--dp-size", "2", "--max-inflight", "8", "--decode-rate", "40", "--output-tokens", "40"];
 
 /// A process and its way to the servers.

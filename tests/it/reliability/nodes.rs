@@ -13,7 +13,7 @@ use super::{LONG, ask, frontend, served, sim};
 use crate::support::process::Process;
 use crate::support::{Nodes, PATIENCE, RouterProcess, eventually};
 
-const REPLICATED: [&str; 4] = ["--bucket-replicas", "3", "--jobs-replicas", "3"];
+const REPLICATED: [&str; 4] = ["--replicas", "3", "--jobs-replicas", "3"];
 
 /// Three servers, two routers and two workers, each of which knows all servers.
 struct Scene {

@@ -46,6 +46,11 @@ impl Process {
         Self { name: name.to_owned(), child, log }
     }
 
+    /// Its process id.
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
     /// Sends a signal.
     pub fn signal(&self, signal: Signal) {
         let name = match signal {
