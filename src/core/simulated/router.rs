@@ -129,7 +129,7 @@ impl World {
         match event {
             Event::Ask(request) => self.ask(request),
             Event::PutDone { request, put, revision } if self.requests[request].put == put => {
-                self.put_done(request, revision)
+                self.put_done(request, revision);
             }
             Event::PutTimedOut { request, put } if self.requests[request].put == put => self.put_timed_out(request),
             Event::ReadDone { request, key } => self.read_done(request, key),
