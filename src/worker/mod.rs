@@ -165,6 +165,7 @@ pub struct Worker {
     phase: watch::Sender<Phase>,
     slots: Arc<Slots>,
     cancels: Arc<Cancels>,
+    asked: watch::Receiver<bool>,
     intake: Link,
     store: Link,
     outlet: Outlet,
@@ -203,6 +204,8 @@ impl Worker {
         info!(worker = %options.worker, instance, "registered");
 
         let load_subject = subjects.load(&options.worker);
+        let (ask, asked) = watch::channel(false);
+        let (phase, told) = watch::channel(Phase::Ready);
         let service = Arc::new(Service {
             engine,
             bodies: Bodies::new(store.clone(), &subjects),
@@ -213,8 +216,10 @@ impl Worker {
             stream_idle_timeout: options.stream_idle_timeout,
             slots: Arc::new(Slots::new(options.ranks, options.max_inflight)),
             cancels: Arc::default(),
+            instance: instance.clone(),
+            phase: phase.clone(),
+            drain_asked: ask,
         });
-        let (phase, told) = watch::channel(Phase::Ready);
         let (slots, cancels) = (Arc::clone(&service.slots), Arc::clone(&service.cancels));
         let mut tasks = JoinSet::new();
         tasks.spawn(keeper.keep(told.clone()));
@@ -235,6 +240,7 @@ impl Worker {
             phase,
             slots,
             cancels,
+            asked,
             intake,
             store,
             outlet,
@@ -272,6 +278,19 @@ impl Worker {
     /// Where this worker's caches are told of.
     pub fn caches(&self) -> Caches {
         Caches::new(self.store.clone(), self.subjects.clone(), self.worker.clone(), self.instance.clone())
+    }
+
+    /// Returns once an operator has asked this worker to drain (`rankpin drain`); it has been answered that the worker
+    /// does. From then on new requests are refused: whoever hosts the worker calls [`Worker::drain`] and ends, as after
+    /// a SIGTERM. Never returns where nobody asks; may be dropped and called again.
+    pub fn drain_asked(&self) -> impl Future<Output = ()> + Send + use<> {
+        let mut asked = self.asked.clone();
+        async move {
+            if asked.wait_for(|asked| *asked).await.is_err() {
+                // The worker itself has ended; whoever waits for that hears of it elsewhere.
+                std::future::pending::<()>().await;
+            }
+        }
     }
 
     /// Leaves: registered as draining at once, new dispatches are refused, running requests end or, after `timeout`,

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use bytes::Bytes;
 use futures_util::FutureExt as _;
+use tokio::sync::watch;
 use tokio::time::{MissedTickBehavior, interval_at};
 use tracing::{debug, error};
 
@@ -14,13 +15,15 @@ use super::cancel::{CancelReason, Cancels, Held};
 use super::dispatch::{Dispatch, LATE_HOLD, Lateness, lateness};
 use super::engine::{Acceptance, Engine, EngineRequest, Failure, Refusal};
 use super::outlet::Outlet;
+use super::registration::Phase;
 use super::replies::{Events, ReplyError, ReplyStream};
 use super::slots::{Slot, Slots};
 use crate::core::id::WorkerId;
-use crate::nats::Link;
+use crate::nats::{Headers, Inbound, Link};
+use crate::wire::drain::DrainAnswer;
 use crate::wire::event::{Finished, Outcome};
-use crate::wire::header;
 use crate::wire::subject::Subjects;
+use crate::wire::{Encoding, header};
 
 /// How long an engine may go on after its request was given up; then it is dropped where it stands.
 pub const CANCEL_GRACE: Duration = Duration::from_secs(1);
@@ -48,6 +51,10 @@ pub(super) struct Service<E> {
     pub stream_idle_timeout: Duration,
     pub slots: Arc<Slots>,
     pub cancels: Arc<Cancels>,
+    pub instance: String,
+    pub phase: watch::Sender<Phase>,
+    /// Told once an operator has asked for a drain.
+    pub drain_asked: watch::Sender<bool>,
 }
 
 /// How the engine's work ended.
@@ -68,6 +75,27 @@ impl<E: Engine> Service<E> {
         }
         let held = self.cancels.enter((dispatch.id.clone(), dispatch.attempt), Instant::now())?;
         Some((held, late))
+    }
+
+    /// An operator asks for a drain: it begins at once, whatever the host of the worker then does.
+    pub(super) async fn answer_drain(&self, message: Inbound) {
+        self.slots.drain();
+        self.phase.send_if_modified(|phase| {
+            let begins = *phase == Phase::Ready;
+            if begins {
+                *phase = Phase::Draining;
+            }
+            begins
+        });
+        self.drain_asked.send_replace(true);
+        let Some(reply) = message.reply else { return };
+        let (worker, instance) = (self.worker.as_str().to_owned(), self.instance.clone());
+        let answer = DrainAnswer { v: 1, worker, instance, held: self.slots.held() as u64 };
+        let mut headers = Headers::new();
+        headers.set(header::CONTENT_TYPE, Encoding::Json.media_type());
+        if let Err(problem) = self.store.publish(reply, None, headers, Encoding::Json.encode(&answer).into()).await {
+            debug!(%problem, "the answer to a drain was not sent");
+        }
     }
 
     /// Serves one attempt.

@@ -16,6 +16,7 @@ mod golden;
 mod golden_bodies;
 mod jobs;
 mod link;
+mod ops;
 mod pools;
 mod python;
 mod reliability;

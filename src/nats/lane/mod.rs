@@ -76,7 +76,7 @@ impl Lane {
     /// Connects; nothing is read or written until [`Lane::drive`] runs. Errors say what is wrong and what to do.
     pub async fn open(options: LinkOptions) -> Result<Self, ConnectError> {
         let addresses = parse_addresses(&options.urls)?;
-        let login = Login::of(&addresses);
+        let login = options.login(&addresses);
         let mut result = None;
         for address in &addresses {
             let connected = handshake::connect(&options, address, &login).await;

@@ -20,6 +20,13 @@ pub fn command(args: &[&str]) -> Command {
     command
 }
 
+/// A simulated worker of model `m`, as a process.
+pub fn sim(server: &NatsServer, name: &str, args: &[&str]) -> Process {
+    let mut command = command(&["sim", "--worker", name, "--model", "m", "--nats-url", &server.url()]);
+    command.args(args);
+    Process::start(&format!("sim-{name}"), command, server.dir())
+}
+
 /// A router; killed when dropped.
 #[derive(Debug)]
 pub struct RouterProcess {
