@@ -191,7 +191,7 @@ async fn submit_on(jobs: Jobs, stop: Arc<AtomicBool>) -> Submitted {
         let n = count.fetch_add(1, Ordering::Relaxed);
         let body = format!(
             r#"{{"model":"m","max_tokens":20,"stream":{},"messages":[{{"role":"user","content":"job {n}"}}]}}"#,
-            n % 4 == 0
+            n.is_multiple_of(4)
         );
         let id = RequestId::new(&format!("j{n}")).expect("valid");
         let request = Request::new(Model::new("m").expect("valid"), body).request_id(id);
