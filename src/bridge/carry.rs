@@ -196,7 +196,7 @@ mod tests {
         assert_eq!(vllm(&[], r#"{"input":"x","messages":[]}"#), Ok("/v1/chat/completions"));
         assert_eq!(vllm(&[], "no json"), Ok("/v1/chat/completions"));
         for odd in ["/v1/../admin", "/metrics", "/v1/messages/", "//e/v1/messages"] {
-            assert!(vllm(&[("Rankpin-Path", odd)], "").is_err(), "{odd}");
+            assert!(path(&[("Rankpin-Path", odd)], "", EngineKind::Vllm).is_err(), "{odd}");
         }
     }
 }

@@ -4,6 +4,7 @@
 
 mod body;
 mod bridge;
+mod chaos;
 mod cli;
 mod client;
 mod compose;
@@ -16,8 +17,10 @@ mod golden;
 mod golden_bodies;
 mod jobs;
 mod link;
+mod ops;
 mod pools;
 mod python;
+mod reliability;
 mod replay;
 mod router;
 mod schemas;
