@@ -28,7 +28,7 @@ const EXAMPLES: &str = "\
 Examples:
   rankpin gateway
   rankpin gateway --nats-url nats://nats-1:4222,nats://nats-2:4222 --listen 0.0.0.0:8080
-  rankpin gateway --api-keys keys.txt --tls-cert cert.pem --tls-key key.pem --listen 0.0.0.0:8443
+  rankpin gateway --api-keys keys.txt --https-cert cert.pem --https-key key.pem --listen 0.0.0.0:8443
   curl http://127.0.0.1:8080/v1/chat/completions -d '{\"model\": \"my-model\", \"messages\": [{\"role\": \"user\", \"content\": \"hi\"}]}'
 
 A file of API keys (--api-keys) has a line for each key, and holds no key itself:

@@ -245,7 +245,7 @@ impl ObjectReader {
 }
 
 fn read(info: object_store::ObjectInfo) -> ObjectInfo {
-    let nanos = info.modified.map_or(0, DateTime::unix_timestamp_nanos);
+    let nanos = info.modified.map_or(0, async_nats::datetime::DateTime::unix_timestamp_nanos);
     let modified = SystemTime::UNIX_EPOCH + Duration::from_nanos(u64::try_from(nanos.max(0)).unwrap_or(u64::MAX));
     ObjectInfo { name: info.name, size: info.size as u64, modified, metadata: info.metadata }
 }

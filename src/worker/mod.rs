@@ -203,7 +203,6 @@ impl Worker {
         keeper.register().await?;
         info!(worker = %options.worker, instance, "registered");
 
-        let load_subject = subjects.load(&options.worker);
         let (ask, asked) = watch::channel(false);
         let (phase, told) = watch::channel(Phase::Ready);
         let service = Arc::new(Service {
@@ -228,7 +227,7 @@ impl Worker {
             reading.await;
             Ok(())
         });
-        let reporting = reports::report(service, instance.clone(), load_subject);
+        let reporting = reports::report(service, instance.clone(), subjects.load(&options.worker));
         tasks.spawn(async move {
             reporting.await;
             Ok(())

@@ -133,7 +133,7 @@ async fn https_is_served_with_a_certificate() {
     let [cert, key] = ["cert.pem", "key.pem"].map(|name| format!("{DIR}/{name}"));
     let cluster = Cluster::start().await;
     let _worker = cluster.worker("w").start().await;
-    let gateway = Gateway::start(&cluster, &[("tls_cert", &cert), ("tls_key", &key)]).await;
+    let gateway = Gateway::start(&cluster, &[("https_cert", &cert), ("https_key", &key)]).await;
 
     let mut roots = RootCertStore::empty();
     roots.add(CertificateDer::from_pem_file(&cert).expect("a certificate")).expect("a root");
@@ -153,11 +153,11 @@ async fn https_is_served_with_a_certificate() {
 #[tokio::test]
 async fn settings_that_can_not_work_end_it_at_its_start() {
     let cluster = Cluster::with(0, &[]).await;
-    for (flag, told) in [("--api-keys", "cannot read the API keys"), ("--tls-cert", "cannot serve TLS with")] {
+    for (flag, told) in [("--api-keys", "cannot read the API keys"), ("--https-cert", "cannot serve TLS with")] {
         let url = cluster.server.url();
         let mut args = vec!["gateway", "--nats-url", &url, "--listen", "127.0.0.1:0", flag, "/nowhere"];
-        if flag == "--tls-cert" {
-            args.extend(["--tls-key", "/nowhere"]);
+        if flag == "--https-cert" {
+            args.extend(["--https-key", "/nowhere"]);
         }
         let mut command = tokio::process::Command::from(crate::support::rankpin::command(&args));
         let output = command.kill_on_drop(true).output();
