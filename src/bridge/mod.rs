@@ -198,6 +198,9 @@ async fn serve(
                 None => up = false,
             }
         }
+        if up {
+            worker.serve_ranks(targets.ranks_up());
+        }
         let retry = async { if up { std::future::pending().await } else { tokio::time::sleep(LOOK_EVERY).await } };
         // Every arm may be dropped; a change that was not read yet is still marked as one.
         tokio::select! {

@@ -136,6 +136,12 @@ impl Targets {
         self.endpoints.iter().any(|endpoint| endpoint.health() == Health::Up)
     }
 
+    /// Which ranks work, in order.
+    pub fn ranks_up(&self) -> Vec<bool> {
+        let up = self.endpoints.iter().map(|endpoint| endpoint.health() == Health::Up);
+        up.flat_map(|up| std::iter::repeat_n(up, self.per_server as usize)).collect()
+    }
+
     /// Tells of changes of any server's health.
     pub fn changes(&self) -> watch::Receiver<()> {
         self.changed.subscribe()

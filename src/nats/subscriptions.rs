@@ -20,18 +20,44 @@ impl Subscriptions {
     /// Subscribes to (subject, queue group) pairs and waits until the server has all of them. Messages may be
     /// waiting when this returns.
     pub async fn open(link: &Link, wanted: &[(String, Option<&str>)]) -> Result<Self, ConnectError> {
-        let (client, generation) = link.client();
-        let mut streams = SelectAll::new();
-        for (index, (subject, queue)) in wanted.iter().enumerate() {
-            let subscribed = match queue {
-                Some(queue) => client.queue_subscribe(subject.clone(), (*queue).to_owned()).await,
-                None => client.subscribe(subject.clone()).await,
-            };
-            let subscriber = subscribed.map_err(|_| ConnectError::Silent(link.servers()))?;
-            streams.push(Tagged { index, subscriber: Some(subscriber) });
+        let mut subscriptions = Self { streams: SelectAll::new(), generation: link.client().1 };
+        for (index, wanted) in wanted.iter().enumerate() {
+            subscriptions.add(link, index, wanted).await?;
         }
         link.barrier().await?;
-        Ok(Self { streams, generation })
+        Ok(subscriptions)
+    }
+
+    /// Subscribes to one more, under a place that is free. An error means that the client is dead.
+    pub async fn add(
+        &mut self,
+        link: &Link,
+        index: usize,
+        (subject, queue): &(String, Option<&str>),
+    ) -> Result<(), ConnectError> {
+        let silent = || ConnectError::Silent(link.servers());
+        let (client, generation) = link.client();
+        if generation != self.generation {
+            return Err(silent());
+        }
+        let subscribed = match queue {
+            Some(queue) => client.queue_subscribe(subject.clone(), (*queue).to_owned()).await,
+            None => client.subscribe(subject.clone()).await,
+        };
+        let subscriber = subscribed.map_err(|_| silent())?;
+        self.streams.push(Tagged { index, subscriber: Some(subscriber), closing: false });
+        Ok(())
+    }
+
+    /// Ends the subscription of a place. What has come in for it already is still told.
+    pub async fn close(&mut self, index: usize) {
+        for tagged in self.streams.iter_mut().filter(|tagged| tagged.index == index && !tagged.closing) {
+            tagged.closing = true;
+            if let Some(subscriber) = &mut tagged.subscriber {
+                // A client that can't be told is dead, and the subscription with it.
+                let _ = subscriber.unsubscribe().await;
+            }
+        }
     }
 
     /// The next message, with the place of its subscription in what was wanted. `None`: the client is dead, and has
@@ -54,19 +80,24 @@ impl Subscriptions {
 struct Tagged {
     index: usize,
     subscriber: Option<Subscriber>,
+    /// Its end is wanted, and says nothing of the client.
+    closing: bool,
 }
 
 impl Stream for Tagged {
     type Item = (usize, Option<Inbound>);
 
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        let index = self.index;
+        let (index, closing) = (self.index, self.closing);
         let Some(subscriber) = &mut self.subscriber else {
             return Poll::Ready(None);
         };
         subscriber.poll_next_unpin(context).map(|message| {
             if message.is_none() {
                 self.subscriber = None;
+                if closing {
+                    return None;
+                }
             }
             Some((index, message.map(Inbound::from)))
         })

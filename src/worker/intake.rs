@@ -28,6 +28,9 @@ const MAX_TASKS: usize = 2 * MAX_HELD;
 /// Pause before subscribing is tried again.
 const RETRY_AFTER: Duration = Duration::from_millis(200);
 
+/// Place of the first rank's subscription.
+const FIRST_RANK: usize = 3;
+
 /// What a worker subscribes to. The place of a subscription tells what its messages are.
 #[derive(Debug)]
 pub(super) struct Wanted {
@@ -58,12 +61,32 @@ impl Wanted {
         Subscriptions::open(link, &self.subjects).await
     }
 
+    /// Listens on the subjects of the ranks that are served, and on no other's: whoever publishes there learns from the
+    /// server that nobody is there, and looks for another rank. An error means that the client is dead.
+    async fn follow(
+        &self,
+        link: &Link,
+        subscriptions: &mut Subscriptions,
+        open: &mut [bool],
+        served: &[bool],
+    ) -> Result<(), ConnectError> {
+        for (rank, (open, served)) in open.iter_mut().zip(served).enumerate() {
+            let index = rank + FIRST_RANK;
+            match (std::mem::replace(open, *served), *served) {
+                (true, false) => subscriptions.close(index).await,
+                (false, true) => subscriptions.add(link, index, &self.subjects[index]).await?,
+                (true, true) | (false, false) => (),
+            }
+        }
+        Ok(())
+    }
+
     fn kind(&self, index: usize) -> Kind {
         match index {
             0 => Kind::Cancel,
             1 => Kind::Dispatch(None),
             2 => Kind::Drain,
-            _ => Kind::Dispatch(Some(self.ranks.at(index as u64 - 3))),
+            _ => Kind::Dispatch(Some(self.ranks.at((index - FIRST_RANK) as u64))),
         }
     }
 }
@@ -75,25 +98,46 @@ pub(super) async fn read<E: Engine>(
     wanted: Wanted,
     mut subscriptions: Subscriptions,
     mut phase: watch::Receiver<Phase>,
+    mut served: watch::Receiver<Vec<bool>>,
 ) {
     let mut tasks = JoinSet::new();
+    let mut open = vec![true; wanted.ranks.size() as usize];
     let leaving = async move {
         // The end of the channel is the end of the worker, too.
         let _ = phase.wait_for(|phase| *phase == Phase::Leaving).await;
     };
     let mut leaving = std::pin::pin!(leaving);
     loop {
-        // Both arms may be dropped: no message is lost, and `leaving` is pinned outside.
+        // Every arm may be dropped: no message or change is lost, and `leaving` is pinned outside.
         let next = tokio::select! {
             biased;
             () = &mut leaving => return,
+            () = changed(&mut served) => {
+                let now = served.borrow_and_update().clone();
+                match wanted.follow(&link, &mut subscriptions, &mut open, &now).await {
+                    Ok(()) => continue,
+                    Err(_) => None,
+                }
+            }
             next = subscriptions.next() => next,
         };
         match next {
             Some((index, message)) => take(&service, &mut tasks, wanted.kind(index), message),
-            None => subscriptions = open_again(&link, &wanted, subscriptions.generation()).await,
+            None => {
+                subscriptions = open_again(&link, &wanted, subscriptions.generation()).await;
+                open.fill(true);
+                served.mark_changed();
+            }
         }
         while tasks.try_join_next().is_some() {}
+    }
+}
+
+/// Returns when other ranks are served than before.
+async fn changed(served: &mut watch::Receiver<Vec<bool>>) {
+    if served.changed().await.is_err() {
+        // The worker is dropped, and this with it.
+        std::future::pending().await
     }
 }
 

@@ -163,6 +163,7 @@ pub struct Worker {
     worker: WorkerId,
     subjects: Subjects,
     phase: watch::Sender<Phase>,
+    served: watch::Sender<Vec<bool>>,
     slots: Arc<Slots>,
     cancels: Arc<Cancels>,
     asked: watch::Receiver<bool>,
@@ -222,7 +223,8 @@ impl Worker {
         let (slots, cancels) = (Arc::clone(&service.slots), Arc::clone(&service.cancels));
         let mut tasks = JoinSet::new();
         tasks.spawn(keeper.keep(told.clone()));
-        let reading = intake::read(Arc::clone(&service), intake.clone(), wanted, subscriptions, told);
+        let (served, ranks) = watch::channel(vec![true; options.ranks.size() as usize]);
+        let reading = intake::read(Arc::clone(&service), intake.clone(), wanted, subscriptions, told, ranks);
         tasks.spawn(async move {
             reading.await;
             Ok(())
@@ -237,6 +239,7 @@ impl Worker {
             worker: options.worker,
             subjects,
             phase,
+            served,
             slots,
             cancels,
             asked,
@@ -272,6 +275,16 @@ impl Worker {
     pub fn set_available(&self, available: bool) {
         self.slots.set_away(!available);
         self.phase.send_replace(if available { Phase::Ready } else { Phase::Away });
+    }
+
+    /// Says which of the ranks work, in order. Nobody listens on the subjects of the others, so that routers notice with
+    /// the next request for one of them, and place its sessions on the ranks that are left.
+    pub fn serve_ranks(&self, served: Vec<bool>) {
+        self.served.send_if_modified(|before| {
+            let changed = *before != served;
+            *before = served;
+            changed
+        });
     }
 
     /// Where this worker's caches are told of.

@@ -274,15 +274,9 @@ async fn a_real_vllm() {
         }
         println!("| {} | {} of {} | {} |", way.name, turns.len(), turns.len(), share(&turns));
     }
-    let (mut hits, turns) = (0, conversations(&client, "off", &WAYS[0]).await);
-    for (_, two) in &turns {
-        hits += u32::from(two.cached > 0);
-    }
-    println!(
-        "| none: affinity off, vLLM's own balancer | {hits} of {} found something | {} |",
-        turns.len(),
-        share(&turns)
-    );
+    // Where its own balancer puts them is up to vLLM: this says what there is to be won, and asserts nothing.
+    let turns = conversations(&client, "off", &WAYS[0]).await;
+    println!("| none: affinity off, vLLM's own balancer | not kept | {} |", share(&turns));
     hop_misses(&client).await;
     events_name_sessions(&mut heard).await;
     refusals(&client).await;

@@ -6,7 +6,7 @@ use serde_json::json;
 
 use super::engine::{Engine, metrics};
 use super::{ask, registered, start, unregistered};
-use crate::support::{PATIENCE, eventually};
+use crate::support::{Ask, NatsServer, PATIENCE, RouterProcess, eventually};
 use crate::worker::{Field, next};
 
 #[tokio::test]
@@ -86,36 +86,56 @@ async fn an_engine_that_says_it_is_dead_is_believed() {
     unregistered(&field).await;
 }
 
+/// Whether somebody listens on a rank's subject.
+async fn is_served(field: &Field, rank: u16) -> bool {
+    let request = field.client.request(format!("rankpin.worker.w.rank.{rank}"), "{}".into());
+    !request.await.is_err_and(|error| error.kind() == async_nats::RequestErrorKind::NoResponders)
+}
+
 #[tokio::test]
 async fn of_several_servers_the_living_serve() {
     let (field, mut first, second) = (Field::new().await, Engine::plain(), Engine::plain());
     let _bridge = start(&field, "openai", &[&first, &second], &[]);
     registered(&field).await;
-    // Both were looked at by now, or the first to be asked would tell nothing.
-    eventually("both work", PATIENCE, async || {
-        let mut attempt = field.dispatch("rank.1", "r", "{}", &[]).await;
-        attempt.accepted().await;
-        matches!(attempt.event().await, rankpin::wire::event::Event::Finished(_)).then_some(())
-    })
-    .await;
-    first.kill();
-    eventually("the first is known to be dead", PATIENCE, async || {
-        let mut attempt = field.dispatch("rank.0", "r", "{}", &[]).await;
-        attempt.accepted().await;
-        let (status, code) = attempt.rejected().await;
-        assert_eq!((status, code.as_str()), (503, "engine_down"));
-        Some(())
-    })
-    .await;
-    for to in ["rank.1", "any", "any"] {
-        eventually("the second serves", PATIENCE, async || {
-            let mut attempt = field.dispatch(to, "r", "{}", &[]).await;
-            attempt.accepted().await;
-            matches!(attempt.event().await, rankpin::wire::event::Event::Finished(_)).then_some(())
+    let served = async |ranks: [bool; 2]| {
+        eventually("those that work are served", PATIENCE, async || {
+            let now = [is_served(&field, 0).await, is_served(&field, 1).await];
+            (now == ranks).then_some(())
         })
         .await;
+    };
+    served([true, true]).await;
+    first.kill();
+    served([false, true]).await;
+    for to in ["rank.1", "any", "any"] {
+        ask(&field, to, json!({}), &[]).await.finished(Outcome::Ok).await;
     }
     assert!(field.registration().await.is_some(), "one works");
+    first.restart();
+    served([true, true]).await;
+    ask(&field, "rank.0", json!({}), &[]).await.finished(Outcome::Ok).await;
+}
+
+#[tokio::test]
+async fn sessions_of_a_dead_server_go_on_at_the_others() {
+    let server = NatsServer::start();
+    let _router = RouterProcess::start("router", &server, &[]).await;
+    let field = Field::of(server).await;
+    let (mut first, second) = (Engine::plain(), Engine::plain());
+    let _bridge = start(&field, "openai", &[&first, &second], &[]);
+    let ask = async |session: &str| Ask::new().session(session).send(&field.client).await.end().await.at();
+    eventually("the router knows it", PATIENCE, async || (ask("s0").await.starts_with("w/")).then_some(())).await;
+    let sessions: Vec<String> = (0..8).map(|i| format!("s{i}")).collect();
+    let mut before = Vec::new();
+    for session in &sessions {
+        before.push(ask(session).await);
+    }
+    assert!(before.contains(&"w/0".into()) && before.contains(&"w/1".into()), "{before:?}");
+    first.kill();
+    eventually("it is noticed", PATIENCE, async || (!is_served(&field, 0).await).then_some(())).await;
+    for session in &sessions {
+        assert_eq!(ask(session).await, "w/1", "{session}");
+    }
 }
 
 #[tokio::test]

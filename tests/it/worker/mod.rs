@@ -80,6 +80,13 @@ impl Field {
         Self { server, client, bucket }
     }
 
+    /// On a server whose bucket a router has made.
+    pub async fn of(server: NatsServer) -> Self {
+        let client = server.client().await;
+        let bucket = async_nats::jetstream::new(client.clone()).get_key_value("rankpin_workers").await;
+        Self { server, client, bucket: bucket.expect("the router has made it") }
+    }
+
     fn options(&self, start: u32, size: u32) -> WorkerOptions {
         let ranks = RankRange::new(start, size).expect("valid");
         let model = Model::new("m").expect("valid");
