@@ -30,5 +30,6 @@ pub mod replay;
 pub mod router;
 pub mod sim;
 pub mod telemetry;
+pub mod top;
 pub mod wire;
 pub mod worker;

@@ -5,16 +5,20 @@ mod completions;
 mod config;
 mod connection;
 mod demo;
+mod doctor;
 mod drain;
 mod explain;
 mod jobs;
 mod output;
+mod permissions;
 mod pins;
+mod provision;
 mod replay;
 mod router;
 mod schema;
 mod signals;
 mod sim;
+mod top;
 mod workers;
 
 use clap::{Parser, Subcommand};
@@ -47,7 +51,11 @@ enum Command {
     Workers(Box<workers::Args>),
     Pins(Box<pins::Args>),
     Drain(Box<drain::Args>),
+    Top(Box<top::Args>),
+    Doctor(Box<doctor::Args>),
     Config(config::Args),
+    Provision(provision::Args),
+    NatsPermissions(permissions::Args),
     Schema(schema::Args),
     Demo(demo::Args),
     Explain(Box<explain::Args>),
@@ -82,6 +90,20 @@ impl Cli {
                 logging::init_quietly(self.log_format.unwrap_or_default())?;
                 drain::run(*args).await
             }
+            Command::Top(args) => {
+                // Lines of a log would stand across the picture.
+                logging::init_quietly(self.log_format.unwrap_or_default())?;
+                top::run(*args).await
+            }
+            Command::Doctor(args) => {
+                logging::init_quietly(self.log_format.unwrap_or_default())?;
+                doctor::run(*args, self.log_format).await
+            }
+            Command::Provision(args) => {
+                logging::init(self.log_format.unwrap_or_default())?;
+                provision::run(args, self.log_format).await
+            }
+            Command::NatsPermissions(args) => permissions::run(&args),
             Command::Config(args) => config::run(args, self.log_format),
             Command::Completions(args) => completions::run(&args),
             Command::Man(args) => completions::man(&args),

@@ -18,6 +18,7 @@ use super::worker::{WorkerKind, WorkerSpec, WorkerState};
 mod full;
 mod load;
 mod refusals;
+mod totals;
 #[cfg(test)]
 mod tests;
 mod work;
@@ -26,6 +27,7 @@ pub use work::{CacheEvent, HALF_LIFE, Note, RankWork, Work};
 use work::{Fading, Works};
 
 pub use full::{FullAt, FullBy};
+pub use totals::Totals;
 pub use load::REPORT_COUNTS_FOR;
 use refusals::Refusals;
 
@@ -84,6 +86,9 @@ pub struct Worker {
     marks: Vec<Mark>,
     own: Vec<u32>,
     own_unranked: u32,
+    /// What it was given and has told, by rank and without one.
+    totals: Vec<Totals>,
+    totals_unranked: Totals,
     /// What this router had there, by rank and in all, when the worker last reported.
     own_then: Vec<u32>,
     own_total_then: u32,
@@ -214,6 +219,8 @@ impl Fleet {
             // Counts stay with their ranks; those of ranks that went go along.
             worker.own = spec.ranks.iter().map(|rank| worker.own_on(rank)).collect();
             worker.own_then.clone_from(&worker.own);
+            // They begin anew, as with another process.
+            worker.totals.clear();
         }
         let gone = worker.handle_other_ranks(&spec);
         worker.spec = spec;
@@ -413,6 +420,8 @@ impl Fleet {
             marks: Vec::new(),
             own: Vec::new(),
             own_unranked: 0,
+            totals: Vec::new(),
+            totals_unranked: Totals::default(),
             own_then: Vec::new(),
             own_total_then: 0,
             reported_total: 0,

@@ -33,7 +33,7 @@ use super::login::{self, Login};
 /// How long a round trip to the server may take.
 const BARRIER_TIMEOUT: Duration = Duration::from_secs(5);
 /// Subscriptions that one connection can have; their numbers are below.
-pub const MAX_SUBSCRIPTIONS: usize = 8;
+pub const MAX_SUBSCRIPTIONS: usize = 12;
 
 /// A connection that reconnects by itself. Cheap to clone.
 #[derive(Debug, Clone)]
