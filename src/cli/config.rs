@@ -27,12 +27,16 @@ enum Command {
     ///
     /// Takes the flags of `rankpin router`. Ends with code 1 and the first mistake, with the line where it stands; files
     /// that the configuration names (context, nkey, certificates' pairing) are looked at too.
-    #[command(after_long_help = "Examples:\n  rankpin config check --config rankpin.toml\n  rankpin config check --policy kv --kv-temperature 0.2")]
+    #[command(
+        after_long_help = "Examples:\n  rankpin config check --config rankpin.toml\n  rankpin config check --policy kv --kv-temperature 0.2"
+    )]
     Check(Settings),
     /// Show every setting: the value that counts, and the flag, variable or line of the file where it stands
     ///
     /// Takes the flags of `rankpin router`. Logins are never shown.
-    #[command(after_long_help = "Examples:\n  rankpin config show --config rankpin.toml\n  rankpin config show --json | jq '.[] | select(.source != \"default\")'")]
+    #[command(
+        after_long_help = "Examples:\n  rankpin config show --config rankpin.toml\n  rankpin config show --json | jq '.[] | select(.source != \"default\")'"
+    )]
     Show(Settings),
 }
 
@@ -59,9 +63,14 @@ fn check(router: &router::Flagged, json: bool, log_format: Option<LogFormat>) ->
     config.access.link("rankpin config")?;
     let (workers, pools) = (config.workers.len(), config.pools.targets.len());
     if json {
-        return output::json(&json!({ "ok": true, "namespace": config.namespace.as_str(), "workers": workers, "pools": pools }));
+        return output::json(
+            &json!({ "ok": true, "namespace": config.namespace.as_str(), "workers": workers, "pools": pools }),
+        );
     }
-    output::line(&format!("the configuration is valid: namespace {}, {workers} [[worker]], {pools} [[pool]]", config.namespace))
+    output::line(&format!(
+        "the configuration is valid: namespace {}, {workers} [[worker]], {pools} [[pool]]",
+        config.namespace
+    ))
 }
 
 fn show(router: &router::Flagged, json: bool, log_format: Option<LogFormat>) -> anyhow::Result<()> {

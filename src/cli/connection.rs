@@ -94,7 +94,8 @@ fn namespace(text: &str) -> Result<Namespace, String> {
 impl Login {
     /// The same, at these servers.
     pub(super) fn at(&self, urls: Option<Urls>) -> Access {
-        let Self { context, creds, nkey, user, password, token, tls_ca, tls_cert, tls_key, inbox_prefix } = self.clone();
+        let Self { context, creds, nkey, user, password, token, tls_ca, tls_cert, tls_key, inbox_prefix } =
+            self.clone();
         Access { urls, context, creds, nkey, user, password, token, tls_ca, tls_cert, tls_key, inbox_prefix }
     }
 }

@@ -64,7 +64,9 @@ pub(super) async fn run(args: Args) -> anyhow::Result<()> {
         }
     };
     if args.json {
-        output::json(&json!({ "worker": answer.worker, "instance": answer.instance, "held": answer.held, "gone": gone }))?;
+        output::json(
+            &json!({ "worker": answer.worker, "instance": answer.instance, "held": answer.held, "gone": gone }),
+        )?;
     } else if gone {
         output::line(&format!("worker {worker} is gone"))?;
     }

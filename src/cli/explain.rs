@@ -114,11 +114,7 @@ fn read(args: &Args, path: &Path, config: &RouterConfig) -> anyhow::Result<expla
 
 impl Args {
     fn config(&self) -> anyhow::Result<RouterConfig> {
-        let given = [
-            ("config", &self.config),
-            ("nats_url", &self.nats_url),
-            ("namespace", &self.namespace),
-        ];
+        let given = [("config", &self.config), ("nats_url", &self.nats_url), ("namespace", &self.namespace)];
         let flags: Flags = given.into_iter().filter_map(|(key, text)| Some((key, text.clone()?))).collect();
         let mut config = config::resolve(&flags, &|name| std::env::var(name).ok())?;
         // What is said here goes before what the router's file says.

@@ -119,7 +119,8 @@ impl Args {
         if self.worker.is_empty() {
             users.push(User { name: "worker".into(), role: Role::Worker(None) });
         }
-        let own = self.worker.iter().map(|id| User { name: format!("worker-{id}"), role: Role::Worker(Some(id.clone())) });
+        let own =
+            self.worker.iter().map(|id| User { name: format!("worker-{id}"), role: Role::Worker(Some(id.clone())) });
         users.extend(own);
         users.extend(named(&self.frontend, Role::Frontend));
         users.extend(named(&self.gateway, Role::Gateway));

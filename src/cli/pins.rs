@@ -204,7 +204,15 @@ fn table(found: &[PinView]) -> String {
     let rows = found.iter().map(|pin| {
         let origin = if pin.shared { "shared".to_owned() } else { pin.origin.to_owned() };
         let placement = pin.placement();
-        vec![pin.session.clone(), pin.model.clone(), pin.tenant.clone(), placement, origin, output::age(pin.age_s), pin.key.clone()]
+        vec![
+            pin.session.clone(),
+            pin.model.clone(),
+            pin.tenant.clone(),
+            placement,
+            origin,
+            output::age(pin.age_s),
+            pin.key.clone(),
+        ]
     });
     output::table(&["SESSION", "MODEL", "TENANT", "PLACEMENT", "ORIGIN", ">AGE", "KEY"], rows)
 }
@@ -212,9 +220,10 @@ fn table(found: &[PinView]) -> String {
 /// The pins that are meant; at least one.
 async fn find(pins: &Pins, which: &Which) -> anyhow::Result<Vec<PinView>> {
     let key = match (&which.key, &which.session, &which.model) {
-        (Some(key), ..) => {
-            Some(PinKey::parse(key).ok_or_else(|| anyhow!("--key {key:?}: a key is 32 hexadecimal digits, in lower case"))?)
-        }
+        (Some(key), ..) => Some(
+            PinKey::parse(key)
+                .ok_or_else(|| anyhow!("--key {key:?}: a key is 32 hexadecimal digits, in lower case"))?,
+        ),
         (None, Some(session), Some(model)) => Some(pins::key_of(session, model, &which.tenant)?),
         (None, _, None | Some(_)) => None,
     };
@@ -242,7 +251,8 @@ async fn find(pins: &Pins, which: &Which) -> anyhow::Result<Vec<PinView>> {
 fn target(text: &str) -> anyhow::Result<Target> {
     let (worker, rank) = match text.split_once('/') {
         Some((worker, rank)) => {
-            let rank = rank.parse().map_err(|_| anyhow!("{text:?}: {rank:?} is no rank; write WORKER or WORKER/RANK"))?;
+            let rank =
+                rank.parse().map_err(|_| anyhow!("{text:?}: {rank:?} is no rank; write WORKER or WORKER/RANK"))?;
             (worker, Some(DpRank(rank)))
         }
         None => (text, None),
@@ -303,12 +313,16 @@ fn stats(stats: &Stats, json: bool) -> anyhow::Result<()> {
     }
     let Stats { pins, named, derived, shared, unreadable, models, workers, ages, ttl_s } = stats;
     let ttl = if *ttl_s == 0 { "for ever".to_owned() } else { output::age(*ttl_s) };
-    let mut text = format!("{pins} pins: {named} named, {derived} derived ({shared} of them shared); unused ones stay {ttl}\n");
+    let mut text =
+        format!("{pins} pins: {named} named, {derived} derived ({shared} of them shared); unused ones stay {ttl}\n");
     if *unreadable > 0 {
         text.push_str(&format!("{unreadable} values are no pins; routers replace them\n"));
     }
     text.push('\n');
-    text.push_str(&output::table(&["MODEL", ">PINS"], models.iter().map(|(model, count)| vec![model.clone(), count.to_string()])));
+    text.push_str(&output::table(
+        &["MODEL", ">PINS"],
+        models.iter().map(|(model, count)| vec![model.clone(), count.to_string()]),
+    ));
     text.push('\n');
     let rows = workers.iter().flat_map(|(worker, ranks)| {
         let mut ranks: Vec<(&String, &u64)> = ranks.iter().collect();

@@ -116,13 +116,8 @@ pub(super) async fn run(config: RouterConfig) -> anyhow::Result<()> {
 /// A misspelt variable would be silently without effect. Those that Kubernetes sets for a service named rankpin are none
 /// of ours.
 fn refuse_unknown_variables(names: impl Iterator<Item = String>) -> anyhow::Result<()> {
-    const OTHERS: [&str; 5] = [
-        "RANKPIN_LOG",
-        "RANKPIN_NATS_SERVER",
-        "RANKPIN_CONVERSATIONS",
-        "RANKPIN_CHAOS_JOBS",
-        "RANKPIN_INBOX_PREFIX",
-    ];
+    const OTHERS: [&str; 5] =
+        ["RANKPIN_LOG", "RANKPIN_NATS_SERVER", "RANKPIN_CONVERSATIONS", "RANKPIN_CHAOS_JOBS", "RANKPIN_INBOX_PREFIX"];
     let known = |name: &str| {
         OTHERS.contains(&name)
             || std::iter::once(&CONFIG).chain(SETTINGS).any(|setting| setting.variables().any(|own| own == name))

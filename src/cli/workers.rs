@@ -79,7 +79,8 @@ pub(super) async fn run(args: Args) -> anyhow::Result<()> {
 }
 
 fn shown(seen: &Fleet, short: bool) -> String {
-    let titles = ["WORKER", ">RANK", "STATE", "POOL", ">IN FLIGHT", ">QUEUED", ">MAX", ">KV", ">SESSIONS", ">SEEN", "MODELS"];
+    let titles =
+        ["WORKER", ">RANK", "STATE", "POOL", ">IN FLIGHT", ">QUEUED", ">MAX", ">KV", ">SESSIONS", ">SEEN", "MODELS"];
     let rows = seen.workers.iter().flat_map(|worker| if short { vec![total(worker)] } else { ranks(worker) });
     let mut text = output::table(&titles, rows);
     let (workers, ranks) = (seen.workers.len(), seen.workers.iter().map(|one| one.ranks.len()).sum::<usize>());

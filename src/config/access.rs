@@ -1,7 +1,7 @@
 //! Where and as whom the router connects to NATS.
 
-use super::setting::{self, Given, Setting, Sources};
 use super::ConfigError;
+use super::setting::{self, Given, Setting, Sources};
 use crate::nats::Access;
 use crate::nats::access::Urls;
 use crate::nats::login::Secret;

@@ -338,7 +338,7 @@ fn settings_without_effect_are_refused() {
 fn files_that_break_the_form_are_refused_with_the_line() {
     for (file, told) in [
         ("\npolicy = ", "line 2: "),
-        ("a = 1", "line 1: there is no setting a; there are nats_url, creds, "),
+        ("a = 1", "line 1: there is no setting a; there are nats_url, context, creds, "),
         ("\n\npin-ttl = '1h'", "line 3: there is no setting pin-ttl; write pin_ttl"),
         ("config = 'other.toml'", "line 1: there is no setting config; "),
         (

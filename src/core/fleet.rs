@@ -18,18 +18,18 @@ use super::worker::{WorkerKind, WorkerSpec, WorkerState};
 mod full;
 mod load;
 mod refusals;
-mod totals;
 #[cfg(test)]
 mod tests;
+mod totals;
 mod work;
 
 pub use work::{CacheEvent, HALF_LIFE, Note, RankWork, Work};
 use work::{Fading, Works};
 
 pub use full::{FullAt, FullBy};
-pub use totals::Totals;
 pub use load::REPORT_COUNTS_FOR;
 use refusals::Refusals;
+pub use totals::Totals;
 
 /// A worker without a sign of life for this long is lost (protocol section 6).
 pub const LOST_AFTER: Duration = Duration::from_secs(6);

@@ -107,7 +107,8 @@ fn payload(link: &Link) -> Finding {
     let max = link.server().max_payload;
     let found = format!("a message may have {} KiB (max_payload)", max / 1024);
     if max < MAX_PAYLOAD_WANTED {
-        let advice = "long conversations with tools or images grow beyond; set max_payload: 8MB in the server's configuration";
+        let advice =
+            "long conversations with tools or images grow beyond; set max_payload: 8MB in the server's configuration";
         return Finding::new("max_payload", Health::Warn, found, advice);
     }
     if max > MAX_PAYLOAD_SOUND {
@@ -144,10 +145,9 @@ async fn clock(link: &Link, subjects: &Subjects) -> Finding {
 
 async fn storage(link: &Link, subjects: &Subjects, config: &RouterConfig) -> Vec<Finding> {
     let mut findings = Vec::new();
-    for (name, max_age) in [
-        (subjects.workers_bucket(), Duration::from_secs(30)),
-        (subjects.pins_bucket(), config.pin_ttl),
-    ] {
+    for (name, max_age) in
+        [(subjects.workers_bucket(), Duration::from_secs(30)), (subjects.pins_bucket(), config.pin_ttl)]
+    {
         findings.push(bucket(link, &name, max_age).await);
         if let Some(Finding { health: Health::Fail, .. }) = findings.last() {
             return findings;
@@ -159,45 +159,66 @@ async fn storage(link: &Link, subjects: &Subjects, config: &RouterConfig) -> Vec
     let api = JetStream::new(link.clone());
     for name in [subjects.jobs_stream(), subjects.results_stream(), subjects.dead_stream()] {
         findings.push(match api.stream(&name).await {
-            Ok(Some(info)) => {
-                Finding::ok("stream", format!("{name}: {} messages, {} replicas", info.state.messages, info.config.num_replicas))
-            }
+            Ok(Some(info)) => Finding::ok(
+                "stream",
+                format!("{name}: {} messages, {} replicas", info.state.messages, info.config.num_replicas),
+            ),
             Ok(None) => Finding::new("stream", Health::Warn, format!("{name} is missing"), NO_JOBS),
             Err(error) => Finding::new("stream", Health::Warn, format!("{name}: {error}"), ""),
         });
     }
     let stream = subjects.jobs_stream();
     if let Ok(None) = api.consumer(&stream, JOBS_CONSUMER).await {
-        findings.push(Finding::new("stream", Health::Warn, format!("consumer {JOBS_CONSUMER} of {stream} is missing"), NO_JOBS));
+        findings.push(Finding::new(
+            "stream",
+            Health::Warn,
+            format!("consumer {JOBS_CONSUMER} of {stream} is missing"),
+            NO_JOBS,
+        ));
     }
     findings
 }
 
-const NO_JOBS: &str = "there are no durable jobs without it; `rankpin provision` makes it, or routers with --max-jobs 0 do without";
+const NO_JOBS: &str =
+    "there are no durable jobs without it; `rankpin provision` makes it, or routers with --max-jobs 0 do without";
 
 async fn bucket(link: &Link, name: &str, max_age: Duration) -> Finding {
     match Bucket::new(link.clone(), name).look().await {
         Look::There(info) => {
-            let found = format!("{name}: {} keys, values live for {}", info.messages, humantime::format_duration(info.max_age));
+            let found =
+                format!("{name}: {} keys, values live for {}", info.messages, humantime::format_duration(info.max_age));
             if info.history != 1 {
-                return Finding::new("bucket", Health::Warn, found, format!("it keeps {} values a key, 1 is enough", info.history));
+                return Finding::new(
+                    "bucket",
+                    Health::Warn,
+                    found,
+                    format!("it keeps {} values a key, 1 is enough", info.history),
+                );
             }
             if info.max_age != max_age {
-                let advice = format!("the configuration says {}; routers go by what the bucket has", humantime::format_duration(max_age));
+                let advice = format!(
+                    "the configuration says {}; routers go by what the bucket has",
+                    humantime::format_duration(max_age)
+                );
                 return Finding::new("bucket", Health::Note, found, advice);
             }
             Finding::ok("bucket", found)
         }
-        Look::Missing => Finding::new("bucket", Health::Fail, format!("{name} is missing"), "start a router, or `rankpin provision`"),
+        Look::Missing => {
+            Finding::new("bucket", Health::Fail, format!("{name} is missing"), "start a router, or `rankpin provision`")
+        }
         Look::NoJetStream(problem) => Finding::new(
             "jetstream",
             Health::Fail,
             format!("there is none ({problem})"),
             "start the server with -js, or enable JetStream for this account",
         ),
-        Look::Silent(problem) => {
-            Finding::new("bucket", Health::Fail, format!("{name} can't be looked at: {problem}"), "may this user do that?")
-        }
+        Look::Silent(problem) => Finding::new(
+            "bucket",
+            Health::Fail,
+            format!("{name} can't be looked at: {problem}"),
+            "may this user do that?",
+        ),
     }
 }
 
@@ -258,7 +279,12 @@ async fn permissions(link: &Link, config: &RouterConfig) -> Finding {
                 list("publish", &lacking.publish),
                 list("subscribe to", &lacking.subscribe)
             );
-            Finding::new(CHECK, Health::Warn, found, "give it these, or use a user that `rankpin nats-permissions` writes")
+            Finding::new(
+                CHECK,
+                Health::Warn,
+                found,
+                "give it these, or use a user that `rankpin nats-permissions` writes",
+            )
         }
         (true, None) => Finding::new(CHECK, Health::Note, who, ""),
     }
@@ -267,7 +293,8 @@ async fn permissions(link: &Link, config: &RouterConfig) -> Finding {
 fn routers_seen(states: &[RouterState]) -> Vec<Finding> {
     const CHECK: &str = "routers";
     if states.is_empty() {
-        let advice = "start one (`rankpin router`); where one runs, may it subscribe to $SRV.>, and this user publish there?";
+        let advice =
+            "start one (`rankpin router`); where one runs, may it subscribe to $SRV.>, and this user publish there?";
         return vec![Finding::new(CHECK, Health::Fail, "none answers", advice)];
     }
     let mut findings = Vec::new();
@@ -299,13 +326,19 @@ fn routers_seen(states: &[RouterState]) -> Vec<Finding> {
             None
         };
         findings.extend(behind.map(|what| {
-            Finding::new(CHECK, Health::Warn, format!("router {} {what}", state.router), "it routes on by what it knows")
+            Finding::new(
+                CHECK,
+                Health::Warn,
+                format!("router {} {what}", state.router),
+                "it routes on by what it knows",
+            )
         }));
         let now = SystemTime::UNIX_EPOCH + Duration::from_millis(state.now_ms);
         let here = SystemTime::now();
         let skew = here.duration_since(now).or_else(|_| now.duration_since(here)).unwrap_or_default();
         if skew > ROUTERS_WAIT + CLOCKS {
-            let found = format!("the clock of router {} differs from this machine's by {} ms", state.router, skew.as_millis());
+            let found =
+                format!("the clock of router {} differs from this machine's by {} ms", state.router, skew.as_millis());
             findings.push(Finding::new("clock", Health::Warn, found, "keep the clocks of all hosts together"));
         }
     }

@@ -29,7 +29,9 @@ pub async fn ask(link: &Link, subjects: &Subjects, worker: &WorkerId) -> Result<
                 "worker {worker} is registered, but does not listen on {subject}: it has died within the last seconds, or \
                  its library is older; stop its process (SIGTERM) instead"
             )),
-            None => OpsError::refused(format!("there is no worker {worker}; `rankpin workers` lists those that there are")),
+            None => {
+                OpsError::refused(format!("there is no worker {worker}; `rankpin workers` lists those that there are"))
+            }
         }),
         Err(AskError::NoAnswer) => Err(OpsError::refused(format!(
             "worker {worker} did not answer within 5 s; may this user publish to {subject} and subscribe to its inbox?"
@@ -39,12 +41,7 @@ pub async fn ask(link: &Link, subjects: &Subjects, worker: &WorkerId) -> Result<
 }
 
 /// Waits until the process that was asked is no longer registered. False where it still is when the time is up.
-pub async fn wait(
-    link: &Link,
-    subjects: &Subjects,
-    answer: &DrainAnswer,
-    timeout: Duration,
-) -> Result<bool, OpsError> {
+pub async fn wait(link: &Link, subjects: &Subjects, answer: &DrainAnswer, timeout: Duration) -> Result<bool, OpsError> {
     let worker = WorkerId::new(&answer.worker).map_err(|e| OpsError::refused(format!("worker: {e}")))?;
     let until = Instant::now() + timeout;
     loop {

@@ -188,9 +188,8 @@ async fn count_pins(link: &Link, subjects: &Subjects) -> Result<Counts, String> 
     }
     let mut counts = Counts::default();
     let take = |change: Change| {
-        let pin = change.stored.value.as_deref().and_then(|value| {
-            PinValue::parse(PinKey::parse(&change.key)?, value).ok()
-        });
+        let pin =
+            change.stored.value.as_deref().and_then(|value| PinValue::parse(PinKey::parse(&change.key)?, value).ok());
         if let Some(pin) = pin {
             counts.total += 1;
             let at = (pin.placement.worker.as_str().to_owned(), pin.placement.rank.map(|rank| rank.0));

@@ -18,7 +18,8 @@ pub async fn ask(link: &Link, namespace: &Namespace, wait: Duration) -> Result<V
         Err(AskError::NoResponders | AskError::NoAnswer) => Vec::new(),
     };
     let read = answers.into_iter().filter(|answer| answer.len() <= MAX_ANSWER_BYTES);
-    let states = read.filter_map(|answer| Encoding::Json.read::<Stats>(&answer)?.endpoints.into_iter().find_map(|e| e.data));
+    let states =
+        read.filter_map(|answer| Encoding::Json.read::<Stats>(&answer)?.endpoints.into_iter().find_map(|e| e.data));
     let mut states: Vec<RouterState> = states.filter(|state| state.namespace == namespace.as_str()).collect();
     states.sort_by(|a, b| a.router.cmp(&b.router));
     Ok(states)

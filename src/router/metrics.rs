@@ -402,7 +402,8 @@ mod tests {
         let page = all().encode(false);
         let typed = page.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split_once(' '));
         let served: BTreeMap<&str, &str> = typed.collect();
-        let rows = include_str!("../../docs/metrics.md").lines().filter_map(|line| line.strip_prefix("| `rankpin_router_"));
+        let rows =
+            include_str!("../../docs/metrics.md").lines().filter_map(|line| line.strip_prefix("| `rankpin_router_"));
         let documented: BTreeMap<String, &str> = rows
             .map(|row| {
                 let mut cells = row.split('|').map(str::trim);

@@ -205,15 +205,15 @@ async fn listen(listen: Listen) -> Result<Option<TcpListener>, RouterError> {
 }
 
 fn link_options(link: &LinkOptions, subjects: &Subjects, role: &str) -> LinkOptions {
-    LinkOptions {
-        name: format!("rankpin router {role}"),
-        inbox_prefix: subjects.router_inbox_prefix(),
-        ..link.clone()
-    }
+    LinkOptions { name: format!("rankpin router {role}"), inbox_prefix: subjects.router_inbox_prefix(), ..link.clone() }
 }
 
 /// Makes a bucket that is missing, where that is wanted. One that is there is never changed.
-pub(super) async fn provide(bucket: &Bucket, max_age: Duration, provision: Provision) -> Result<BucketInfo, RouterError> {
+pub(super) async fn provide(
+    bucket: &Bucket,
+    max_age: Duration,
+    provision: Provision,
+) -> Result<BucketInfo, RouterError> {
     let failed = |verb, problem| RouterError::Bucket { bucket: bucket.name().to_owned(), verb, problem };
     let mut made = false;
     loop {

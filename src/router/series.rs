@@ -125,7 +125,13 @@ mod tests {
         registry.register("t", "T", times.clone());
         let mut page = String::new();
         text::encode(&mut page, &registry).expect("writing to a string cannot fail");
-        for line in ["t_sum 5.003", "t_count 4", "t_bucket{le=\"0.001\"} 2", "t_bucket{le=\"1.0\"} 3", "t_bucket{le=\"+Inf\"} 4"] {
+        for line in [
+            "t_sum 5.003",
+            "t_count 4",
+            "t_bucket{le=\"0.001\"} 2",
+            "t_bucket{le=\"1.0\"} 3",
+            "t_bucket{le=\"+Inf\"} 4",
+        ] {
             assert!(page.lines().any(|one| one == line), "{line}\n{page}");
         }
         assert_eq!((times.count(), times.sum()), (4, Duration::from_millis(5003)));

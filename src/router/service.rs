@@ -31,7 +31,10 @@ pub async fn subscribe(router: &Router) -> Result<(), ConnectError> {
     }
     match router.intake.barrier().await {
         Err(ConnectError::Permissions(problem)) => {
-            tracing::warn!(problem, "the router can't be found as a NATS service: `nats micro ls` and `rankpin top` don't see it");
+            tracing::warn!(
+                problem,
+                "the router can't be found as a NATS service: `nats micro ls` and `rankpin top` don't see it"
+            );
             NUMBERS.for_each(|number| router.intake.unsubscribe(number));
             Ok(())
         }
@@ -101,7 +104,11 @@ fn info(router: &Router, head: Head) -> Info {
         metadata: BTreeMap::new(),
     };
     let endpoints = ENDPOINTS.into_iter().zip(router.subjects.intake()).map(endpoint).collect();
-    Info { head, description: "Places every turn of a conversation on the worker and rank that has it cached".into(), endpoints }
+    Info {
+        head,
+        description: "Places every turn of a conversation on the worker and rank that has it cached".into(),
+        endpoints,
+    }
 }
 
 fn stats(router: &Router, head: Head) -> Stats {

@@ -23,7 +23,8 @@ impl Router {
         let name = |named: &[(&'static str, PolicyKind)]| {
             named.iter().find(|(_, kind)| *kind == config.policy).map_or("", |(name, _)| *name).to_owned()
         };
-        let affinity = AffinityMode::NAMED.iter().find(|(_, mode)| *mode == config.affinity).map_or("", |(name, _)| name);
+        let affinity =
+            AffinityMode::NAMED.iter().find(|(_, mode)| *mode == config.affinity).map_or("", |(name, _)| name);
         let accept = metrics.accept.sum();
         let mut requests = RequestCounts {
             admitted: metrics.admitted.get(),

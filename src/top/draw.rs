@@ -31,7 +31,8 @@ fn draw_head(frame: &mut Frame<'_>, area: Rect, namespace: &str, board: &Board) 
     let routers = board.routers();
     let ready = routers.iter().filter(|router| router.ready).count();
     let colour = if ready == 0 { Color::Red } else { Color::Green };
-    let mode = routers.first().map_or_else(String::new, |router| format!("{} affinity, {}", router.affinity, router.policy));
+    let mode =
+        routers.first().map_or_else(String::new, |router| format!("{} affinity, {}", router.affinity, router.policy));
     let title = Line::from(vec![
         Span::from("rankpin ").bold(),
         Span::from(namespace.to_owned()),

@@ -280,7 +280,9 @@ mod tests {
         assert_eq!(asked("$SRV.PING"), Some(Verb::Ping));
         assert_eq!(asked("$SRV.INFO.rankpin-router"), Some(Verb::Info));
         assert_eq!(asked("$SRV.STATS.rankpin-router.a1"), Some(Verb::Stats));
-        for other in ["$SRV.STATS.rankpin-router.b2", "$SRV.PING.other", "$SRV.SCHEMA", "$SRV", "$SRV.PING.rankpin-router.a1.x"] {
+        for other in
+            ["$SRV.STATS.rankpin-router.b2", "$SRV.PING.other", "$SRV.SCHEMA", "$SRV", "$SRV.PING.rankpin-router.a1.x"]
+        {
             assert_eq!(asked(other), None, "{other}");
         }
     }

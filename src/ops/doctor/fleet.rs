@@ -42,7 +42,8 @@ fn sizes(alive: &[&WorkerSpec]) -> Vec<Finding> {
         .map(|((model, pool), sizes)| {
             let told: Vec<String> =
                 sizes.iter().map(|(size, workers)| format!("{size} on {}", workers.join(", "))).collect();
-            let found = format!("model {model:?} in pool {pool:?} has workers of different dp_size: {}", told.join("; "));
+            let found =
+                format!("model {model:?} in pool {pool:?} has workers of different dp_size: {}", told.join("; "));
             Finding::new(CHECK, Health::Warn, found, "meant so? each worker gets its share by weight, not by ranks")
         })
         .collect()
@@ -70,7 +71,8 @@ fn overlaps(alive: &[&WorkerSpec]) -> Vec<Finding> {
                     b_end - 1,
                     a.pool.as_str()
                 );
-                let advice = "nodes of one engine have ranks of their own: set dp_start; separate engines count from 0 each";
+                let advice =
+                    "nodes of one engine have ranks of their own: set dp_start; separate engines count from 0 each";
                 findings.push(Finding::new(CHECK, Health::Warn, found, advice));
             }
         }

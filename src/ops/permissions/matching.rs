@@ -97,10 +97,13 @@ mod tests {
 
     #[test]
     fn subjects_cover_each_other() {
-        for (wide, narrow) in [(">", "a.b"), ("a.>", "a.*.c"), ("a.*", "a.*"), ("a.*", "a.b"), ("a.>", "a.>"), ("a", "a")] {
+        for (wide, narrow) in
+            [(">", "a.b"), ("a.>", "a.*.c"), ("a.*", "a.*"), ("a.*", "a.b"), ("a.>", "a.>"), ("a", "a")]
+        {
             assert!(covers(wide, narrow), "{wide} {narrow}");
         }
-        for (wide, narrow) in [("a.*", "a.>"), ("a.*", "a.b.c"), ("a.b", "a.*"), ("a.>", "a"), ("a", "b"), ("a.*", "a")] {
+        for (wide, narrow) in [("a.*", "a.>"), ("a.*", "a.b.c"), ("a.b", "a.*"), ("a.>", "a"), ("a", "b"), ("a.*", "a")]
+        {
             assert!(!covers(wide, narrow), "{wide} {narrow}");
         }
         assert!(overlap("a.*.c", "a.b.>") && overlap("*.b", "a.*") && !overlap("a.*", "b.>") && !overlap("a", "a.b"));
@@ -118,6 +121,9 @@ mod tests {
         let has = Permissions { publish: rules(&["a.>"], &[]), subscribe: rules(&["r.> router"], &[]) };
         assert_eq!(lacking(&needs, &has), Lacking { publish: vec!["b".into()], subscribe: vec![] });
         let has = Permissions { publish: rules(&[], &["a.x"]), subscribe: rules(&["r.> other"], &[]) };
-        assert_eq!(lacking(&needs, &has), Lacking { publish: vec!["a.*".into()], subscribe: vec!["r.> router".into()] });
+        assert_eq!(
+            lacking(&needs, &has),
+            Lacking { publish: vec!["a.*".into()], subscribe: vec!["r.> router".into()] }
+        );
     }
 }

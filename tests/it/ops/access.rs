@@ -39,8 +39,7 @@ fn nkey(dir: &Path) -> (String, Access) {
 async fn users_tokens_and_nkeys() {
     let dir = tempfile::tempdir().expect("a temp directory can be made");
     let (public, by_nkey) = nkey(dir.path());
-    let by_user =
-        Access { user: Some("u".into()), password: Some(Secret::new("p4ss")), ..Access::default() };
+    let by_user = Access { user: Some("u".into()), password: Some(Secret::new("p4ss")), ..Access::default() };
     let by_token = Access { token: Some(Secret::new("t0ken")), ..Access::default() };
     for (config, right) in [
         ("user: u, password: p4ss".to_owned(), by_user),

@@ -21,7 +21,10 @@ async fn workers_are_shown_with_load_and_sessions() {
     let seen = json(&cluster.server, &["workers"]).await.remove(0);
     assert_eq!(seen["pins"], 2);
     let a = &seen["workers"][0];
-    assert_eq!((&a["worker"], &a["state"], &a["dp_start"], &a["reports"]), (&json!("a"), &json!("ready"), &json!(4), &json!(true)));
+    assert_eq!(
+        (&a["worker"], &a["state"], &a["dp_start"], &a["reports"]),
+        (&json!("a"), &json!("ready"), &json!(4), &json!(true))
+    );
     assert_eq!(a["ranks"][0], json!({"dp_rank": 4, "inflight": 0, "queued": 0, "kv_used_percent": 0, "sessions": 0}));
     assert_eq!(a["ranks"][1]["sessions"], 1);
     assert_eq!(seen["workers"][1]["sessions_without_rank"], 1);
@@ -99,7 +102,8 @@ async fn the_configuration_is_shown_with_its_sources_and_without_logins() {
     let args = ["config", "show", "--config", "r.toml", "--policy", "random", "--nats-url", "nats://a"];
     let text = printed(&args, output_with(&server, &args, &[("RANKPIN_AFFINITY", "soft")]).await);
     let line = |key: &str| {
-        let line = text.lines().find(|line| line.starts_with(&format!("{key} "))).unwrap_or_else(|| panic!("{key}: {text}"));
+        let line =
+            text.lines().find(|line| line.starts_with(&format!("{key} "))).unwrap_or_else(|| panic!("{key}: {text}"));
         line.split_whitespace().skip(1).collect::<Vec<_>>().join(" ")
     };
     assert_eq!(line("pin_ttl"), "2h r.toml, line 1");

@@ -64,8 +64,26 @@ fn family<'f>(page: &'f Page, sample: &str) -> Option<(&'f str, &'f str)> {
 
 /// Labels whose values are bounded: names of the configuration and of workers, or words of this program.
 const LABELS: [&str; 20] = [
-    "model", "outcome", "reason", "cause", "source", "worker", "pool", "dp_rank", "connection", "bucket", "kind", "failure",
-    "how", "end", "alias", "le", "version", "state", "code", "path",
+    "model",
+    "outcome",
+    "reason",
+    "cause",
+    "source",
+    "worker",
+    "pool",
+    "dp_rank",
+    "connection",
+    "bucket",
+    "kind",
+    "failure",
+    "how",
+    "end",
+    "alias",
+    "le",
+    "version",
+    "state",
+    "code",
+    "path",
 ];
 
 /// The rules of `promtool check metrics`, and ours.
@@ -88,7 +106,8 @@ fn lint(page: &Page) -> Vec<String> {
             say(name, "not in lower snake case");
         }
         let words: BTreeSet<&str> = name.split('_').collect();
-        for bad in ["ms", "milliseconds", "us", "microseconds", "minutes", "hours", "kib", "mib", "kb", "mb", "percent"] {
+        for bad in ["ms", "milliseconds", "us", "microseconds", "minutes", "hours", "kib", "mib", "kb", "mb", "percent"]
+        {
             if words.contains(bad) {
                 say(name, "units are seconds, bytes, ratios and plain counts");
             }
@@ -143,7 +162,10 @@ async fn metrics_are_well_formed_and_all_documented() {
     assert_eq!(value("rankpin_router_accept_seconds_count", ""), 4.0);
     assert_eq!(value("rankpin_router_rank_dispatches_total", "worker=\"w\""), 4.0);
     assert_eq!(value("rankpin_router_rank_pins", "worker=\"w\""), 3.0);
-    assert!(value("rankpin_router_rank_cached_prompt_tokens_total", "worker=\"w\"") > 0.0, "the second turn was cached");
+    assert!(
+        value("rankpin_router_rank_cached_prompt_tokens_total", "worker=\"w\"") > 0.0,
+        "the second turn was cached"
+    );
     assert_eq!(value("rankpin_router_worker_ready", "worker=\"w\""), 1.0);
     assert_eq!(value("rankpin_router_nats_connected", ""), 4.0);
 }
@@ -156,7 +178,8 @@ async fn the_page_and_its_figures() {
     assert!(page.contains("<title>rankpin</title>"));
     // One file that asks nobody else for anything.
     for outside in ["http://", "https://", "//cdn", "@import", "src=\"", "url("] {
-        let found: Vec<&str> = page.lines().filter(|line| line.contains(outside) && !line.contains("www.w3.org")).collect();
+        let found: Vec<&str> =
+            page.lines().filter(|line| line.contains(outside) && !line.contains("www.w3.org")).collect();
         assert!(found.is_empty(), "{outside}: {found:?}");
     }
     let (status, text) = router.get("/api/state").await;
@@ -172,7 +195,8 @@ async fn the_page_and_its_figures() {
         ("$SRV.INFO.rankpin-router", "info"),
         (&format!("$SRV.STATS.rankpin-router.{}", state.router), "stats"),
     ] {
-        let asked = tokio::time::timeout(Duration::from_secs(10), cluster.client.request(subject.to_owned(), "".into()));
+        let asked =
+            tokio::time::timeout(Duration::from_secs(10), cluster.client.request(subject.to_owned(), "".into()));
         let answer = asked.await.expect("in time").expect("it answers");
         let value: Value = serde_json::from_slice(&answer.payload).expect("JSON");
         assert_eq!(value["type"], format!("io.nats.micro.v1.{kind}_response"));

@@ -22,8 +22,22 @@ use crate::support::{NatsServer, PATIENCE, eventually, settle};
 /// The users of the deployment under `deploy/nats`, and more.
 const USERS: [&str; 8] = ["router", "worker-gpu-0", "worker-gpu-1", "web", "chat", "gateway", "nightly", "operator"];
 const ARGS: [&str; 16] = [
-    "nats-permissions", "--frontend", "web", "--frontend", "chat", "--gateway", "gateway", "--batch", "nightly", "--worker",
-    "gpu-0", "--worker", "gpu-1", "--out", ".", "--auth",
+    "nats-permissions",
+    "--frontend",
+    "web",
+    "--frontend",
+    "chat",
+    "--gateway",
+    "gateway",
+    "--batch",
+    "nightly",
+    "--worker",
+    "gpu-0",
+    "--worker",
+    "gpu-1",
+    "--out",
+    ".",
+    "--auth",
 ];
 
 fn password(user: &str) -> String {
@@ -89,7 +103,8 @@ async fn a_deployment_runs_under_them() {
     };
     let (_a, mut b) = (worker("gpu-0"), worker("gpu-1"));
     eventually("both workers are there", PATIENCE, async || {
-        let seen: Value = serde_json::from_str(&run_as(&server, "operator", &["workers", "--json"]).await).expect("JSON");
+        let seen: Value =
+            serde_json::from_str(&run_as(&server, "operator", &["workers", "--json"]).await).expect("JSON");
         (seen["workers"].as_array().expect("a list").len() == 2).then_some(())
     })
     .await;
@@ -127,7 +142,11 @@ async fn a_deployment_runs_under_them() {
     assert_eq!(states[0]["requests"]["ended"]["ok"], 7);
     run_as(&server, "operator", &["drain", "gpu-1"]).await;
     eventually("its process ends", PATIENCE, async || b.ended()).await;
-    assert!(!router.log().contains("Permissions Violation") && !router.log().contains("permissions violation"), "{}", router.log());
+    assert!(
+        !router.log().contains("Permissions Violation") && !router.log().contains("permissions violation"),
+        "{}",
+        router.log()
+    );
 }
 
 /// A plain client, and the violations that the server has told it of.
@@ -167,7 +186,8 @@ impl Plain {
     }
 
     async fn subscribe(&self, subject: &str) -> bool {
-        let (subject, queue) = subject.split_once(' ').map_or((subject, None), |(subject, queue)| (subject, Some(queue)));
+        let (subject, queue) =
+            subject.split_once(' ').map_or((subject, None), |(subject, queue)| (subject, Some(queue)));
         let subscribed = match queue {
             Some(queue) => self.client.queue_subscribe(subject.to_owned(), queue.to_owned()).await,
             None => self.client.subscribe(subject.to_owned()).await,
@@ -183,7 +203,8 @@ impl Plain {
         settle(&self.client).await;
         let quoted = format!("\"{subject}\"");
         for _ in 0..20 {
-            if self.told.lock().expect("whole").iter().any(|told| told.contains("ermissions") && told.contains(&quoted)) {
+            if self.told.lock().expect("whole").iter().any(|told| told.contains("ermissions") && told.contains(&quoted))
+            {
                 self.told.lock().expect("whole").clear();
                 return true;
             }
@@ -285,7 +306,12 @@ async fn a_frontend_can_only_ask_and_hear_its_own_answers() {
     gateway.denied(&NOBODY, &[]).await;
     gateway
         .denied(
-            &["$KV.rankpin_workers.evil", "$KV.rankpin_pins.x", "rankpin.worker.gpu-0.rank.0", "rankpin.worker.gpu-0.drain"],
+            &[
+                "$KV.rankpin_workers.evil",
+                "$KV.rankpin_pins.x",
+                "rankpin.worker.gpu-0.rank.0",
+                "rankpin.worker.gpu-0.drain",
+            ],
             &["_INBOX.>", "_INBOX.web.>", "rankpin.trusted.>", "rankpin.request.> router"],
         )
         .await;
@@ -345,7 +371,9 @@ async fn a_worker_is_itself_alone_and_neither_asks_nor_pins() {
 async fn routers_batch_users_and_operators_have_limits_too() {
     let server = server().await;
     let router = Plain::connect(&server, "router").await;
-    router.allowed(&["rankpin.worker.gpu-0.rank.0", "_INBOX.web.x"], &["rankpin.request.> router", "rankpin.load.*"]).await;
+    router
+        .allowed(&["rankpin.worker.gpu-0.rank.0", "_INBOX.web.x"], &["rankpin.request.> router", "rankpin.load.*"])
+        .await;
     router.denied(&NOBODY, &[]).await;
     router
         .denied(
@@ -358,14 +386,27 @@ async fn routers_batch_users_and_operators_have_limits_too() {
                 "$JS.API.STREAM.MSG.DELETE.KV_rankpin_pins",
                 "$JS.API.STREAM.PURGE.rankpin_results",
             ],
-            &[">", "rankpin.request.>", "rankpin.request.> spy", "_INBOX.>", "_INBOX.web.>", "rankpin.worker.>", "rankpin.result.>"],
+            &[
+                ">",
+                "rankpin.request.>",
+                "rankpin.request.> spy",
+                "_INBOX.>",
+                "_INBOX.web.>",
+                "rankpin.worker.>",
+                "rankpin.result.>",
+            ],
         )
         .await;
     let batch = Plain::connect(&server, "nightly").await;
     batch.denied(&NOBODY, &[]).await;
     batch
         .denied(
-            &["rankpin.request.m", "$KV.rankpin_pins.x", "$KV.rankpin_workers.x", "$JS.API.STREAM.MSG.GET.KV_rankpin_pins"],
+            &[
+                "rankpin.request.m",
+                "$KV.rankpin_pins.x",
+                "$KV.rankpin_workers.x",
+                "$JS.API.STREAM.MSG.GET.KV_rankpin_pins",
+            ],
             &["_INBOX.>", "_INBOX.web.>", "rankpin.result.>", "rankpin.job.>"],
         )
         .await;
@@ -394,10 +435,7 @@ async fn nkeys_are_kept_and_let_their_users_in() {
     let seed = dir.path().join("keys/operator.nk");
     use std::os::unix::fs::PermissionsExt as _;
     assert_eq!(std::fs::metadata(&seed).expect("written").permissions().mode() & 0o777, 0o600);
-    let variables = [
-        ("NATS_URL", server.url()),
-        ("NATS_NKEY", seed.display().to_string()),
-    ];
+    let variables = [("NATS_URL", server.url()), ("NATS_NKEY", seed.display().to_string())];
     let variables: BTreeMap<&str, &str> = variables.iter().map(|(name, value)| (*name, value.as_str())).collect();
     let variables: Vec<(&str, &str)> = variables.into_iter().collect();
     // The router's own connections are by nkey as well: provision is a router's first steps. Its inbox is said in the file.
@@ -414,5 +452,9 @@ fn the_example_in_deploy_is_what_the_command_writes() {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/deploy/nats/rankpin.conf");
     let committed = std::fs::read_to_string(path).expect("deploy/nats/rankpin.conf is there");
     let written = String::from_utf8(made.stdout).expect("UTF-8");
-    assert!(committed == written, "deploy/nats/rankpin.conf differs: make it with `rankpin {} --out deploy/nats`", args.join(" "));
+    assert!(
+        committed == written,
+        "deploy/nats/rankpin.conf differs: make it with `rankpin {} --out deploy/nats`",
+        args.join(" ")
+    );
 }
