@@ -69,76 +69,71 @@ enum Command {
     Man(completions::ManArgs),
 }
 
+/// What a command writes to the log.
+#[derive(Debug, Clone, Copy)]
+enum Logs {
+    /// What its own settings say, or nothing.
+    Own,
+    /// Warnings alone: whoever typed it reads its output.
+    Quiet,
+    /// As a service.
+    Service,
+}
+
+impl Command {
+    fn logs(&self) -> Logs {
+        match self {
+            Self::Router(_) | Self::Config(_) | Self::NatsPermissions(_) | Self::Completions(_) | Self::Man(_) => {
+                Logs::Own
+            }
+            Self::Workers(_)
+            | Self::Pins(_)
+            | Self::Drain(_)
+            | Self::Top(_)
+            | Self::Doctor(_)
+            | Self::Bench(_)
+            | Self::Demo(_)
+            | Self::Explain(_)
+            | Self::Replay(_)
+            | Self::Jobs(_) => Logs::Quiet,
+            Self::Provision(_) | Self::BenchForwarder(_) | Self::Schema(_) | Self::Sim(_) => Logs::Service,
+        }
+    }
+}
+
 impl Cli {
     /// Runs the subcommand to its end.
     pub async fn run(self) -> anyhow::Result<()> {
+        let format = self.log_format;
+        match self.command.logs() {
+            Logs::Own => {}
+            Logs::Quiet => logging::init_quietly(format.unwrap_or_default())?,
+            Logs::Service => logging::init(format.unwrap_or_default())?,
+        }
         match self.command {
             Command::Router(args) => {
-                let config = args.resolve(self.log_format)?;
+                let config = args.resolve(format)?;
                 logging::init(config.log_format)?;
                 router::run(config).await
             }
-            Command::Workers(args) => {
-                logging::init_quietly(self.log_format.unwrap_or_default())?;
-                workers::run(*args).await
-            }
-            Command::Pins(args) => {
-                logging::init_quietly(self.log_format.unwrap_or_default())?;
-                pins::run(*args).await
-            }
-            Command::Drain(args) => {
-                logging::init_quietly(self.log_format.unwrap_or_default())?;
-                drain::run(*args).await
-            }
-            Command::Top(args) => {
-                // Lines of a log would stand across the picture.
-                logging::init_quietly(self.log_format.unwrap_or_default())?;
-                top::run(*args).await
-            }
-            Command::Doctor(args) => {
-                logging::init_quietly(self.log_format.unwrap_or_default())?;
-                doctor::run(*args, self.log_format).await
-            }
-            Command::Provision(args) => {
-                logging::init(self.log_format.unwrap_or_default())?;
-                provision::run(args, self.log_format).await
-            }
+            Command::Workers(args) => workers::run(*args).await,
+            Command::Pins(args) => pins::run(*args).await,
+            Command::Drain(args) => drain::run(*args).await,
+            Command::Top(args) => top::run(*args).await,
+            Command::Doctor(args) => doctor::run(*args, format).await,
+            Command::Config(args) => config::run(args, format),
+            Command::Provision(args) => provision::run(args, format).await,
             Command::NatsPermissions(args) => permissions::run(&args),
-            Command::Config(args) => config::run(args, self.log_format),
+            Command::Bench(args) => bench::run(args).await,
+            Command::BenchForwarder(args) => bench::run_forwarder(args).await,
+            Command::Demo(args) => demo::run(args).await,
+            Command::Explain(args) => explain::run(*args).await,
+            Command::Replay(args) => replay::run(&args),
+            Command::Jobs(args) => jobs::run(*args).await,
+            Command::Schema(args) => schema::run(&args),
+            Command::Sim(args) => sim::run(*args).await,
             Command::Completions(args) => completions::run(&args),
             Command::Man(args) => completions::man(&args),
-            Command::Bench(args) => {
-                logging::init_quietly(self.log_format.unwrap_or_default())?;
-                bench::run(args).await
-            }
-            Command::BenchForwarder(args) => {
-                logging::init(self.log_format.unwrap_or_default())?;
-                bench::run_forwarder(args).await
-            }
-            Command::Demo(args) => {
-                logging::init_quietly(self.log_format.unwrap_or_default())?;
-                demo::run(args).await
-            }
-            Command::Explain(args) => {
-                logging::init_quietly(self.log_format.unwrap_or_default())?;
-                explain::run(*args).await
-            }
-            Command::Replay(args) => {
-                logging::init_quietly(self.log_format.unwrap_or_default())?;
-                replay::run(&args)
-            }
-            Command::Jobs(args) => {
-                logging::init_quietly(self.log_format.unwrap_or_default())?;
-                jobs::run(*args).await
-            }
-            Command::Schema(args) => {
-                logging::init(self.log_format.unwrap_or_default())?;
-                schema::run(&args)
-            }
-            Command::Sim(args) => {
-                logging::init(self.log_format.unwrap_or_default())?;
-                sim::run(*args).await
-            }
         }
     }
 }

@@ -258,7 +258,15 @@ async fn permissions(link: &Link, config: &RouterConfig) -> Finding {
     let (mut plays, mut nearest) = (Vec::new(), None);
     for role in roles {
         let user = User { name: data.user.clone(), role };
-        let needs = needs(&config.namespace, &user);
+        let mut needs = needs(&config.namespace, &user);
+        if user.role != Role::Router {
+            // Whatever the user is called, its inboxes are where this client has them.
+            let (made, own) =
+                (format!("{}.>", user.inbox(&config.namespace)), format!("{}.>", link.options().inbox_prefix));
+            for subject in needs.publish.iter_mut().chain(&mut needs.subscribe).filter(|subject| **subject == made) {
+                subject.clone_from(&own);
+            }
+        }
         let lacking = lacking(&needs, &has);
         let missing = lacking.publish.len() + lacking.subscribe.len();
         if missing == 0 {

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use rankpin::wire::service::{RouterState, Stats};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::support::rankpin::sim;
 use crate::support::{Ask, Cluster, NatsServer, PATIENCE, RouterProcess, eventually};
@@ -16,9 +16,11 @@ async fn busy() -> (Cluster, RouterProcess, crate::support::process::Process) {
     let worker = sim(&server, "w", &["--dp-start", "4", "--dp-size", "2", "--speed", "1000"]);
     let cluster = Cluster::on(server, 0, &[]).await;
     eventually("the worker is known", PATIENCE, async || (router.metric("workers").await == 1.0).then_some(())).await;
+    // Long enough to fill blocks of the cache.
+    let long = "words that fill blocks ".repeat(20);
     for session in ["s", "s", "t"] {
-        let body = r#"{"messages":[{"role":"user","content":"hello"}],"max_tokens":2}"#;
-        cluster.ask(Ask::new().session(session).body(body)).await;
+        let body = json!({"messages": [{"role": "user", "content": long}], "max_tokens": 2});
+        cluster.ask(Ask::new().session(session).body(body.to_string())).await;
     }
     cluster.ask(Ask::new().body(r#"{"messages":[{"role":"user","content":"a beginning"}],"max_tokens":2}"#)).await;
     cluster.ask(Ask::new().model("nobody-serves-this")).await;
@@ -186,7 +188,7 @@ async fn the_page_and_its_figures() {
     assert_eq!(status, 200);
     let state: RouterState = serde_json::from_str(&text).expect("as it is declared");
     assert!(state.ready && state.pins.fresh);
-    assert_eq!((state.requests.admitted, state.requests.ended["ok"], state.decisions["pinned"]), (4, 4, 1));
+    assert_eq!((state.requests.admitted, state.requests.ended["ok"], state.decisions["pinned"]), (5, 4, 1));
     assert_eq!((state.workers[0].worker.as_str(), state.workers[0].ranks.len()), ("w", 2));
     assert!(state.events.iter().any(|event| event.text == "worker w registered"), "{:?}", state.events);
     // The same by NATS, asked as `nats micro` does.
@@ -206,7 +208,7 @@ async fn the_page_and_its_figures() {
         }
         if kind == "stats" {
             let stats: Stats = serde_json::from_slice(&answer.payload).expect("as it is declared");
-            assert_eq!((stats.endpoints[0].num_requests, stats.endpoints[0].num_errors), (4, 1));
+            assert_eq!((stats.endpoints[0].num_requests, stats.endpoints[0].num_errors), (5, 1));
             assert_eq!(stats.endpoints[0].data.as_ref().expect("data").router, state.router);
         }
     }

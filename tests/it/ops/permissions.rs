@@ -132,7 +132,9 @@ async fn a_deployment_runs_under_them() {
     let line = r#"{"custom_id":"c","method":"POST","url":"/v1/chat/completions","body":{"model":"m","messages":[{"role":"user","content":"q"}]}}"#;
     std::fs::write(server.dir().join("batch.jsonl"), line).expect("written");
     run_as(&server, "nightly", &["jobs", "submit", "batch.jsonl", "--wait", "15s"]).await;
-    assert!(run_as(&server, "nightly", &["jobs", "results", "--of", "batch.jsonl"]).await.contains("\"c\""));
+    let result = run_as(&server, "nightly", &["jobs", "results", "--of", "batch.jsonl", "--json"]).await;
+    let result: Value = serde_json::from_str(&result).expect("one line");
+    assert_eq!((&result["custom_id"], &result["error"]), (&"c".into(), &Value::Null), "{result}");
 
     let doctor = run_as(&server, "operator", &["doctor"]).await;
     assert!(doctor.contains("ok    permissions") && doctor.contains("can be operator"), "{doctor}");
