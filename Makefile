@@ -1,6 +1,6 @@
 # What this project is worked on with; `make` alone lists it.
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-sdk test-compose test-vllm check-deploy chaos chaos-jobs bench fuzz fmt lint docs schemas
+.PHONY: help demo test test-sdk test-compose test-vllm check-deploy chaos chaos-jobs bench fuzz fmt lint docs schemas sbom audit permissions
 
 help: ## List what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -62,6 +62,15 @@ lint: ## Check format and lints as CI does
 
 docs: ## Build the API documentation; a broken link is an error
 	RUSTDOCFLAGS="--deny warnings" cargo doc --locked --no-deps --document-private-items
+
+sbom: ## Write what a build is made of to sbom.json (CycloneDX)
+	scripts/sbom > sbom.json
+
+audit: ## Check licences and sources of all crates against deny.toml
+	scripts/sbom --check
+
+permissions: ## Write deploy/nats/rankpin.conf, the example of nats-permissions
+	cargo run --locked --quiet -- nats-permissions --gateway gateway --batch batch --out deploy/nats
 
 schemas: ## Write the JSON Schemas under schemas/ from the types
 	cargo run --locked --quiet -- schema --out schemas

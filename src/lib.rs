@@ -32,6 +32,7 @@ pub mod replay;
 pub mod router;
 pub mod sim;
 pub mod telemetry;
+pub mod top;
 pub mod up;
 pub mod wire;
 pub mod worker;

@@ -6,18 +6,22 @@ mod completions;
 mod config;
 mod connection;
 mod demo;
+mod doctor;
 mod drain;
 mod explain;
 mod gateway;
 mod health;
 mod jobs;
 mod output;
+mod permissions;
 mod pins;
+mod provision;
 mod replay;
 mod router;
 mod schema;
 mod signals;
 mod sim;
+mod top;
 mod up;
 mod workers;
 
@@ -54,7 +58,11 @@ enum Command {
     Workers(Box<workers::Args>),
     Pins(Box<pins::Args>),
     Drain(Box<drain::Args>),
+    Top(Box<top::Args>),
+    Doctor(Box<doctor::Args>),
     Config(config::Args),
+    Provision(provision::Args),
+    NatsPermissions(permissions::Args),
     Schema(schema::Args),
     Demo(demo::Args),
     Explain(Box<explain::Args>),
@@ -69,76 +77,84 @@ enum Command {
     Man(completions::ManArgs),
 }
 
+/// What a command writes to the log.
+#[derive(Debug, Clone, Copy)]
+enum Logs {
+    /// What its own settings say, or nothing.
+    Own,
+    /// Warnings alone: whoever typed it reads its output.
+    Quiet,
+    /// As a service.
+    Service,
+}
+
+impl Command {
+    fn logs(&self) -> Logs {
+        match self {
+            Self::Router(_)
+            | Self::Gateway(_)
+            | Self::Health(_)
+            | Self::Config(_)
+            | Self::NatsPermissions(_)
+            | Self::Completions(_)
+            | Self::Man(_) => Logs::Own,
+            Self::Workers(_)
+            | Self::Pins(_)
+            | Self::Up(_)
+            | Self::Drain(_)
+            | Self::Top(_)
+            | Self::Doctor(_)
+            | Self::Bench(_)
+            | Self::Demo(_)
+            | Self::Explain(_)
+            | Self::Replay(_)
+            | Self::Jobs(_) => Logs::Quiet,
+            Self::Bridge(_) | Self::Provision(_) | Self::BenchForwarder(_) | Self::Schema(_) | Self::Sim(_) => Logs::Service,
+        }
+    }
+}
+
 impl Cli {
     /// Runs the subcommand to its end.
     pub async fn run(self) -> anyhow::Result<()> {
+        let format = self.log_format;
+        match self.command.logs() {
+            Logs::Own => {}
+            Logs::Quiet => logging::init_quietly(format.unwrap_or_default())?,
+            Logs::Service => logging::init(format.unwrap_or_default())?,
+        }
         match self.command {
             Command::Router(args) => {
-                let config = args.resolve(self.log_format)?;
+                let config = args.resolve(format)?;
                 logging::init(config.log_format)?;
                 router::run(config).await
             }
             Command::Gateway(args) => {
-                let config = args.resolve(self.log_format)?;
+                let config = args.resolve(format)?;
                 logging::init(config.log_format)?;
                 gateway::run(config).await
             }
-            Command::Workers(args) => {
-                logging::init_quietly(self.log_format.unwrap_or_default())?;
-                workers::run(*args).await
-            }
-            Command::Pins(args) => {
-                logging::init_quietly(self.log_format.unwrap_or_default())?;
-                pins::run(*args).await
-            }
-            Command::Drain(args) => {
-                logging::init_quietly(self.log_format.unwrap_or_default())?;
-                drain::run(*args).await
-            }
-            Command::Config(args) => config::run(args, self.log_format),
+            Command::Bridge(args) => bridge::run(*args).await,
+            Command::Up(args) => up::run(*args).await,
+            Command::Health(args) => health::run(&args).await,
+            Command::Workers(args) => workers::run(*args).await,
+            Command::Pins(args) => pins::run(*args).await,
+            Command::Drain(args) => drain::run(*args).await,
+            Command::Top(args) => top::run(*args).await,
+            Command::Doctor(args) => doctor::run(*args, format).await,
+            Command::Config(args) => config::run(args, format),
+            Command::Provision(args) => provision::run(args, format).await,
+            Command::NatsPermissions(args) => permissions::run(&args),
+            Command::Bench(args) => bench::run(args).await,
+            Command::BenchForwarder(args) => bench::run_forwarder(args).await,
+            Command::Demo(args) => demo::run(args).await,
+            Command::Explain(args) => explain::run(*args).await,
+            Command::Replay(args) => replay::run(&args),
+            Command::Jobs(args) => jobs::run(*args).await,
+            Command::Schema(args) => schema::run(&args),
+            Command::Sim(args) => sim::run(*args).await,
             Command::Completions(args) => completions::run(&args),
             Command::Man(args) => completions::man(&args),
-            Command::Bench(args) => {
-                logging::init_quietly(self.log_format.unwrap_or_default())?;
-                bench::run(args).await
-            }
-            Command::Bridge(args) => {
-                logging::init(self.log_format.unwrap_or_default())?;
-                bridge::run(*args).await
-            }
-            Command::Up(args) => {
-                logging::init_quietly(self.log_format.unwrap_or_default())?;
-                up::run(*args).await
-            }
-            Command::BenchForwarder(args) => {
-                logging::init(self.log_format.unwrap_or_default())?;
-                bench::run_forwarder(args).await
-            }
-            Command::Demo(args) => {
-                logging::init_quietly(self.log_format.unwrap_or_default())?;
-                demo::run(args).await
-            }
-            Command::Explain(args) => {
-                logging::init_quietly(self.log_format.unwrap_or_default())?;
-                explain::run(*args).await
-            }
-            Command::Health(args) => health::run(&args).await,
-            Command::Replay(args) => {
-                logging::init_quietly(self.log_format.unwrap_or_default())?;
-                replay::run(&args)
-            }
-            Command::Jobs(args) => {
-                logging::init_quietly(self.log_format.unwrap_or_default())?;
-                jobs::run(*args).await
-            }
-            Command::Schema(args) => {
-                logging::init(self.log_format.unwrap_or_default())?;
-                schema::run(&args)
-            }
-            Command::Sim(args) => {
-                logging::init(self.log_format.unwrap_or_default())?;
-                sim::run(*args).await
-            }
         }
     }
 }

@@ -21,6 +21,7 @@ mod load;
 mod refusals;
 #[cfg(test)]
 mod tests;
+mod totals;
 mod work;
 
 pub use work::{CacheEvent, HALF_LIFE, Note, RankWork, Work};
@@ -31,6 +32,7 @@ use glance::Changing;
 pub use glance::{Glance, Listed};
 pub use load::REPORT_COUNTS_FOR;
 use refusals::Refusals;
+pub use totals::Totals;
 
 /// A worker without a sign of life for this long is lost (protocol section 6).
 pub const LOST_AFTER: Duration = Duration::from_secs(6);
@@ -89,6 +91,9 @@ pub struct Worker {
     own_unranked: u32,
     /// Sum of both.
     own_total: u32,
+    /// What it was given and has told, by rank and without one.
+    totals: Vec<Totals>,
+    totals_unranked: Totals,
     /// What this router had there, by rank and in all, when the worker last reported.
     own_then: Vec<u32>,
     own_total_then: u32,
@@ -223,6 +228,8 @@ impl Fleet {
             worker.own = spec.ranks.iter().map(|rank| worker.own_on(rank)).collect();
             worker.own_total = worker.own.iter().sum::<u32>() + worker.own_unranked;
             worker.own_then = worker.own.clone();
+            // They begin anew, as with another process.
+            worker.totals.clear();
         }
         let gone = worker.handle_other_ranks(&spec);
         worker.spec = spec;
@@ -442,6 +449,8 @@ impl Fleet {
             own: Vec::new(),
             own_unranked: 0,
             own_total: 0,
+            totals: Vec::new(),
+            totals_unranked: Totals::default(),
             own_then: Vec::new(),
             own_total_then: 0,
             reported_total: 0,

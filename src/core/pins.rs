@@ -47,7 +47,13 @@ pub struct Mirror {
     entries: HashMap<PinKey, Entry, RandomState>,
     ages: VecDeque<(Instant, PinKey, u64)>,
     derived: usize,
+    /// How many pins point to each placement.
+    placed: HashMap<Placement, u64, RandomState>,
     ttl: Duration,
+}
+
+fn placement(pin: Option<&Pin>) -> Option<&Placement> {
+    pin.map(|pin| &pin.placement)
 }
 
 fn is_derived(entry: &Entry) -> bool {
@@ -57,7 +63,7 @@ fn is_derived(entry: &Entry) -> bool {
 impl Mirror {
     /// An empty mirror of a bucket whose values live for `ttl`.
     pub fn new(ttl: Duration) -> Self {
-        Self { entries: HashMap::default(), ages: VecDeque::new(), derived: 0, ttl }
+        Self { entries: HashMap::default(), ages: VecDeque::new(), derived: 0, placed: HashMap::default(), ttl }
     }
 
     /// The bucket's values live for another time than was configured.
@@ -70,6 +76,7 @@ impl Mirror {
         self.entries.clear();
         self.ages.clear();
         self.derived = 0;
+        self.placed.clear();
     }
 
     /// A value (or with `pin` `None`, its end) was stored under a key at `stored`. Older news than what is known is
@@ -98,13 +105,22 @@ impl Mirror {
             return;
         }
         // Once this router has confirmed a placement it need not again, whoever refreshes the pin's age.
-        let place = |pin: &Option<Pin>| pin.as_ref().map(|pin| pin.placement.clone());
-        let confirmed = old.is_some_and(|old| old.ours && place(&old.pin) == place(&pin));
+        let stays = old.is_some_and(|old| placement(old.pin.as_ref()) == placement(pin.as_ref()));
+        let confirmed = stays && old.is_some_and(|old| old.ours);
         let refresh_at = stored + self.ttl / 4;
         let entry = Entry { revision, pin, stored, ours: own || confirmed, refresh_at };
         self.derived += usize::from(is_derived(&entry));
+        if !stays && let Some(at) = placement(entry.pin.as_ref()) {
+            match self.placed.get_mut(at) {
+                Some(count) => *count += 1,
+                None => drop(self.placed.insert(at.clone(), 1)),
+            }
+        }
         if let Some(old) = self.entries.insert(key, entry) {
             self.derived -= usize::from(is_derived(&old));
+            if !stays {
+                self.leave(&old);
+            }
         }
         self.ages.push_back((stored, key, revision));
     }
@@ -130,7 +146,23 @@ impl Mirror {
     pub fn forget(&mut self, key: PinKey) {
         if let Some(entry) = self.entries.remove(&key) {
             self.derived -= usize::from(is_derived(&entry));
+            self.leave(&entry);
         }
+    }
+
+    fn leave(&mut self, entry: &Entry) {
+        let Some(at) = placement(entry.pin.as_ref()) else { return };
+        if let Some(count) = self.placed.get_mut(at) {
+            *count -= 1;
+            if *count == 0 {
+                self.placed.remove(at);
+            }
+        }
+    }
+
+    /// Placements to which any pin points, and how many do.
+    pub fn placed(&self) -> impl Iterator<Item = (&Placement, u64)> {
+        self.placed.iter().map(|(at, count)| (at, *count))
     }
 
     /// Derived pins known.
@@ -298,5 +330,28 @@ mod tests {
         mirror.handle_value(key("s"), 8, derived(false), now + TTL);
         mirror.clear();
         assert_eq!((mirror.derived(), mirror.len()), (0, 0));
+    }
+
+    #[test]
+    fn pins_are_counted_where_they_point() {
+        let (mut mirror, now) = (Mirror::new(TTL), start());
+        let counts = |mirror: &Mirror| {
+            let mut counts: Vec<_> = mirror.placed().map(|(at, count)| (at.to_string(), count)).collect();
+            counts.sort();
+            counts
+        };
+        mirror.handle_value(key("s"), 1, pin("a"), now);
+        mirror.handle_value(key("t"), 2, pin("a"), now);
+        mirror.handle_value(key("s"), 3, pin("a"), now + MOMENT);
+        assert_eq!(counts(&mirror), [("a/1".to_owned(), 2)]);
+        mirror.handle_value(key("s"), 4, pin("b"), now);
+        mirror.handle_value(key("u"), 5, None, now);
+        assert_eq!(counts(&mirror), [("a/1".to_owned(), 1), ("b/1".to_owned(), 1)]);
+        mirror.handle_value(key("s"), 6, None, now);
+        mirror.expire(now + TTL, 100);
+        assert_eq!(counts(&mirror), []);
+        mirror.handle_value(key("v"), 7, pin("a"), now + TTL);
+        mirror.clear();
+        assert_eq!(counts(&mirror), []);
     }
 }

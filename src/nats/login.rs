@@ -66,6 +66,22 @@ impl Login {
     }
 }
 
+/// A new user's nkey: its seed and its public key.
+pub fn new_key() -> (Secret, String) {
+    // Random by the system's own generator, 122 bits of each.
+    let [first, second] = [uuid::Uuid::new_v4(), uuid::Uuid::new_v4()];
+    let mut raw = [0; 32];
+    raw[..16].copy_from_slice(first.as_bytes());
+    raw[16..].copy_from_slice(second.as_bytes());
+    let key = nkeys::KeyPair::new_from_raw(nkeys::KeyPairType::User, raw).expect("any 32 bytes are a key");
+    (Secret::new(key.seed().expect("a key that was just made has its seed")), key.public_key())
+}
+
+/// The public key of a seed.
+pub fn public_key(seed: &str) -> Result<String, String> {
+    nkeys::KeyPair::from_seed(seed).map(|key| key.public_key()).map_err(|e| format!("it is no seed: {e}"))
+}
+
 /// URLs in one text without the logins in them, for messages and logs.
 pub(super) fn shown(urls: &[String]) -> String {
     urls.iter().map(|url| without_login(url)).collect::<Vec<_>>().join(",")

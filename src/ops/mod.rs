@@ -1,8 +1,10 @@
 //! What an operator does to a cluster that runs: looks at its workers and pins, moves sessions, drains workers, and has
 //! it examined. Everything goes over NATS, with the rights of whoever asks; nothing needs a router's address.
 
+pub mod doctor;
 pub mod drain;
 pub mod fleet;
+pub mod permissions;
 pub mod pins;
 pub mod routers;
 

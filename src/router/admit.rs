@@ -21,7 +21,7 @@ use crate::nats::lane::Unsound;
 use crate::nats::{Block, Message};
 use crate::wire::claim;
 use crate::wire::header::Known;
-use crate::wire::identity::{self, Identity, Prompts, Sessions};
+use crate::wire::identity::{self, Identity, Prompts, Sessions, Source};
 use crate::wire::request::{self, Reading, RequestHead};
 use crate::wire::subject::{self, RequestSubject};
 
@@ -126,6 +126,7 @@ pub(super) struct Checked {
     head: RequestHead,
     alias: Option<Alias>,
     trusted: bool,
+    source: Source,
 }
 
 /// Finds what is wrong with a message, whose subject was taken apart.
@@ -165,7 +166,7 @@ pub(super) fn check(
     let asked_above = answers.above.as_ref().and_then(|above| above.alias.clone());
     let alias = asked_above.map(Alias::passed_on).or(alias);
     let keys = keys(&identity, &head.tenant);
-    let Identity { model, session, group, prefixes, prompt, source: _, elements: _, texts: _ } = identity;
+    let Identity { model, session, group, prefixes, prompt, source, elements: _, texts: _ } = identity;
     let ask = Ask {
         tenant: head.tenant.clone(),
         session,
@@ -178,7 +179,7 @@ pub(super) fn check(
         prompt: prompt.unwrap_or_else(|| Prompt::of_bytes(body_size)),
         model,
     };
-    Ok(Checked { ask, keys, prefixes, head, alias, trusted })
+    Ok(Checked { ask, keys, prefixes, head, alias, trusted, source })
 }
 
 fn keys(identity: &Identity, tenant: &Tenant) -> Keys {
@@ -233,12 +234,13 @@ pub(super) fn take(
         let full = router.overloaded(&checked.ask, &checked.keys, priority, full);
         return Err(Refused { id, answers, error: full });
     };
-    let Checked { ask, keys, prefixes, head, alias, trusted } = checked;
+    let Checked { ask, keys, prefixes, head, alias, trusted, source } = checked;
     if let Some(above) = &answers.above {
         router.state().live.tell_of(seq, &above.events_to, above.hops);
     }
     let timeout = head.timeout_ms.map_or(router.config.request_timeout, |ms| Duration::from_millis(ms.into()));
     router.metrics.admitted.inc();
+    router.metrics.session_from(&source);
     Ok(Request {
         router: Arc::clone(router),
         seq,

@@ -106,7 +106,8 @@ fn is_late(headers: &Block<'_>) -> bool {
 impl Router {
     /// Ends a request in an error. Until a worker has it, the router above hears of that as of a worker's refusal, and may
     /// try another pool.
-    pub(super) fn end_in_error(&self, id: &RequestId, answers: &Answers, error: &RouteError) {
+    pub(super) fn end_in_error(&self, id: &RequestId, model: Option<&Model>, answers: &Answers, error: &RouteError) {
+        self.note_failed(model, error);
         let reply = answers.reply.as_deref();
         match &answers.above {
             None => self.answer(id, reply, error),
@@ -115,13 +116,17 @@ impl Router {
                 self.tell_finished(above, &Finished::outcome(Outcome::Error));
             }
             Some(above) => {
-                self.metrics.failed(error);
                 let mut headers = Lines::new();
                 headers.push(header::EVENT, event::REJECTED);
                 let body = super::dispatch::error_head(&mut headers, error);
                 self.send(&above.events_to, None, &headers, body.as_slice().into());
             }
         }
+    }
+
+    /// Counts a request that has ended in an error.
+    pub(super) fn note_failed(&self, model: Option<&Model>, error: &RouteError) {
+        self.metrics.requests.failed(model, error, |model| self.state().fleet.serves(model));
     }
 
     fn tell(&self, above: &Above, kind: &'static str) {

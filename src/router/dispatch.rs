@@ -25,7 +25,7 @@ impl Request {
         self.allow_for_acceptance(now);
         let (subject, until) = {
             let mut state = self.router.state();
-            state.live.begin_attempt(self.seq, self.attempt);
+            state.live.begin_attempt(self.seq, self.attempt, now);
             let worker = state.fleet.get(decision.slot);
             let plain = worker.is_some_and(|worker| worker.spec.kind == WorkerKind::Plain);
             let soon = now + self.router.config.accept_timeout;
@@ -174,7 +174,6 @@ impl Router {
 
     /// Ends a request with an error; one without a reply subject is only counted.
     pub(super) fn answer(&self, id: &RequestId, reply: Option<&str>, error: &RouteError) {
-        self.metrics.failed(error);
         tracing::trace!(request_id = %id, code = error.code(), %error, "a request ended in an error");
         let Some(reply) = reply else { return };
         let mut headers = Lines::new();

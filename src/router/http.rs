@@ -1,15 +1,16 @@
-//! Health and metrics over HTTP.
+//! Health, metrics and the page over HTTP.
 
 use std::sync::Arc;
 
 use axum::Router as Routes;
 use axum::extract::State;
-use axum::http::{StatusCode, header};
+use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::IntoResponse;
 use axum::routing::get;
 use tokio::net::TcpListener;
 
 use super::state::Router;
+use crate::wire::Encoding;
 
 /// Serves for ever.
 pub async fn serve(router: Arc<Router>, listener: TcpListener) {
@@ -17,6 +18,8 @@ pub async fn serve(router: Arc<Router>, listener: TcpListener) {
         .route("/healthz", get(|| async { "ok\n" }))
         .route("/readyz", get(ready))
         .route("/metrics", get(metrics))
+        .route("/", get(page))
+        .route("/api/state", get(state))
         .with_state(router);
     if let Err(error) = axum::serve(listener, routes).await {
         tracing::warn!(%error, "the HTTP server has ended");
@@ -27,10 +30,35 @@ async fn ready(State(router): State<Arc<Router>>) -> impl IntoResponse {
     if router.is_ready().await { (StatusCode::OK, "ready\n") } else { (StatusCode::SERVICE_UNAVAILABLE, "not ready\n") }
 }
 
-async fn metrics(State(router): State<Arc<Router>>) -> impl IntoResponse {
+async fn metrics(State(router): State<Arc<Router>>, headers: HeaderMap) -> impl IntoResponse {
     router.read_gauges();
-    let kind = [(header::CONTENT_TYPE, "application/openmetrics-text; version=1.0.0; charset=utf-8")];
-    (kind, router.metrics.encode())
+    // Prometheus itself asks for OpenMetrics; what reads the older format alone would stumble over it.
+    let asked = headers.get(header::ACCEPT).and_then(|accept| accept.to_str().ok()).unwrap_or_default();
+    let open_metrics = asked.contains("application/openmetrics-text");
+    let kind = if open_metrics { OPEN_METRICS } else { PLAIN_METRICS };
+    ([(header::CONTENT_TYPE, kind)], router.metrics.encode(open_metrics))
+}
+
+const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+const PLAIN_METRICS: &str = "text/plain; version=0.0.4; charset=utf-8";
+
+/// What the page may do: nothing that comes from elsewhere, and nothing that goes elsewhere.
+const PAGE_POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; \
+                           img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
+
+async fn page() -> impl IntoResponse {
+    let headers = [
+        (header::CONTENT_TYPE, "text/html; charset=utf-8"),
+        (header::CONTENT_SECURITY_POLICY, PAGE_POLICY),
+        (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
+        (header::CACHE_CONTROL, "no-cache"),
+    ];
+    (headers, include_str!("page.html"))
+}
+
+async fn state(State(router): State<Arc<Router>>) -> impl IntoResponse {
+    let headers = [(header::CONTENT_TYPE, "application/json"), (header::CACHE_CONTROL, "no-store")];
+    (headers, Encoding::Json.encode(&router.view(router.is_ready().await)))
 }
 
 impl Router {
@@ -52,12 +80,6 @@ impl Router {
         self.metrics.jobs.held.set(count(jobs.map_or(0, |jobs| jobs.held())));
         gauges.bucket_unreachable.set(i64::from(self.pins.is_unreachable()));
         gauges.pins_owed.set(count(self.pins.owed()));
-        let (mut lanes, store) = (vec![&self.intake, &self.dispatch], self.pins.bucket.link());
-        lanes.extend(jobs.map(|jobs| jobs.lane()));
-        let slow: u64 =
-            lanes.iter().map(|lane| lane.slow_consumer_events()).sum::<u64>() + store.slow_consumer_events();
-        gauges.slow_consumers.set(i64::try_from(slow).unwrap_or(i64::MAX));
-        let connects = lanes.iter().map(|lane| lane.connects()).sum::<u64>() + store.state().borrow().connects;
-        gauges.reconnects.set(connects);
+        self.metrics.fleet.set(self.sample());
     }
 }

@@ -141,6 +141,12 @@ impl Router {
             Some(Ok(event)) => {
                 live.note_word(now);
                 let accepted = event == Event::Accepted;
+                // A worker may leave `accepted` out where `finished` follows at once.
+                if let Some(at) = at.as_ref().filter(|at| !at.accepted)
+                    && matches!(event, Event::Accepted | Event::Finished(_))
+                {
+                    self.metrics.accept.observe(now.saturating_duration_since(at.sent));
+                }
                 let counted = if let Event::Finished(finished) = &event { counted(finished) } else { None };
                 at_once = tell(live, event);
                 if accepted {

@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use super::passing;
 use super::state::Router;
+use super::{passing, service};
 use crate::nats::{Block, ConnectError, Message};
 use crate::wire::Encoding;
 use crate::wire::header;
@@ -59,6 +59,7 @@ pub fn take(router: &Arc<Router>, message: Message) {
         LOADS => router.take_report(&message),
         CACHES => router.take_cache_events(&message),
         NOTES => router.take_notes(&message),
+        number if service::NUMBERS.contains(&number) => service::take(router, message),
         _ if message.size() >= LARGE
             && router.reading.load(Ordering::Relaxed) < MAX_READING
             && router.reads_body(&message) =>

@@ -178,6 +178,8 @@ pub struct At {
     pub pool: bool,
     /// When something was last heard of it from there.
     pub heard: Instant,
+    /// When it was sent there.
+    pub sent: Instant,
     /// Accepted before the router was cut off at this time: its end may have been missed.
     pub uncertain: Option<Instant>,
     /// What of its prompt was expected there.
@@ -300,16 +302,22 @@ impl LiveRequests {
     }
 
     /// A new attempt begins: mail of earlier ones no longer counts.
-    pub fn begin_attempt(&mut self, seq: Seq, attempt: u32) {
+    pub fn begin_attempt(&mut self, seq: Seq, attempt: u32, now: Instant) {
         if let Some(live) = self.by_seq.get_mut(&seq) {
             live.attempt = attempt;
             live.seen = 0;
+            if let Some(at) = &mut live.at {
+                at.sent = now;
+            }
         }
     }
 
     /// An attempt has ended: what its worker still says no longer counts.
     pub fn end_attempt(&mut self, seq: Seq) {
-        self.begin_attempt(seq, NO_ATTEMPT);
+        if let Some(live) = self.by_seq.get_mut(&seq) {
+            live.attempt = NO_ATTEMPT;
+            live.seen = 0;
+        }
     }
 
     /// The entry of an attempt that still counts.

@@ -1,22 +1,25 @@
 //! Counters of a router, in the Prometheus text format. Labels are bounded: never a session, a request or a frontend.
 
-use std::sync::Mutex;
-use std::sync::atomic::AtomicU64;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use prometheus_client::encoding::{EncodeLabelSet, text};
+use prometheus_client::encoding::{EncodeLabelSet, prometheus_text, text};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 
+use super::fleet_metrics::FleetCollector;
 use super::jobs::JobMetrics;
 use super::queue_metrics::QueueMetrics;
+use super::requests_metrics::RequestMetrics;
+use super::series::{Cells, Times, family};
 use crate::core::ask::Failure;
-use crate::core::decide::{Decision, PinStep};
-use crate::core::error::RouteError;
+use crate::core::decide::{Cause, Decision, PinStep, Reason};
 use crate::core::id::Model;
-use crate::wire::event::{Finished, Outcome};
+use crate::wire::event::Finished;
+use crate::wire::identity::Source;
 
 /// How often one kind of warning is written to the log at most.
 const WARN_EVERY: Duration = Duration::from_secs(10);
@@ -35,12 +38,6 @@ const MALFORMED: [&str; 11] = [
     "pin",
     "registration",
 ];
-
-/// One label: what ended a request.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-pub struct OutcomeLabel {
-    outcome: &'static str,
-}
 
 /// Why a request went where it went.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -61,6 +58,26 @@ struct AliasLabel {
     alias: String,
     model: String,
 }
+
+/// What named a session.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct SourceLabel {
+    source: &'static str,
+}
+
+/// A bucket.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct BucketLabel {
+    bucket: String,
+}
+
+/// Reasons of decisions, and what may have led to one, nothing included.
+const REASONS: usize = Reason::Unpinned as usize + 1;
+const CAUSES: usize = Cause::Cold as usize + 2;
+/// Kinds of what names a session.
+const SOURCES: usize = 6;
+/// Bounds of the times from dispatch to acceptance, in seconds.
+const ACCEPTED_S: [f64; 13] = [0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0];
 
 /// What was refused.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -96,8 +113,14 @@ pub struct Metrics {
     pub jobs: JobMetrics,
     /// Gauges, set when they are read.
     pub gauges: Gauges,
-    outcomes: Family<OutcomeLabel, Counter>,
-    decisions: Family<DecisionLabel, Counter>,
+    /// Requests by model and outcome.
+    pub requests: RequestMetrics,
+    /// Time from dispatch to acceptance.
+    pub accept: Times,
+    /// What is read off the fleet at a scrape.
+    pub fleet: Arc<FleetCollector>,
+    decisions: Cells<DecisionLabel, { REASONS * CAUSES }>,
+    sessions: Cells<SourceLabel, SOURCES>,
     failures: Family<FailureLabel, Counter>,
     pins_written: Family<KindLabel, Counter>,
     malformed: Family<KindLabel, Counter>,
@@ -131,20 +154,8 @@ pub struct Gauges {
     pub bucket_unreachable: Gauge,
     /// Pins to be written once the bucket is back.
     pub pins_owed: Gauge,
-    /// Full subscriptions that the client told of.
-    pub slow_consumers: Gauge<i64>,
-    /// Reconnects of all connections.
-    pub reconnects: Gauge<u64, AtomicU64>,
-}
-
-/// A counter for each set of labels.
-fn family<L>(registry: &mut Registry, name: &str, help: &str) -> Family<L, Counter>
-where
-    L: Clone + std::hash::Hash + Eq + EncodeLabelSet + std::fmt::Debug + Send + Sync + 'static,
-{
-    let family = Family::default();
-    registry.register(name, help, family.clone());
-    family
+    /// Messages of a bucket that should be mirrored and are not.
+    pub mirror_lag: Family<BucketLabel, Gauge>,
 }
 
 impl Metrics {
@@ -168,9 +179,15 @@ impl Metrics {
         let derived_unpinned = counter("derived_sessions_unpinned", "Derived sessions not pinned because of the cap");
         let prompt_tokens = counter("prompt_tokens", "Prompt tokens that workers reported");
         let cached_tokens = counter("cached_prompt_tokens", "Of these, tokens found in a prefix cache");
-        let outcomes =
-            family(&mut registry, "requests", "Requests ended, by outcome: ok, error, cancelled, or the error code");
+        let requests = RequestMetrics::register(&mut registry);
+        let accept = Times::new(&ACCEPTED_S);
+        registry.register("accept_seconds", "Time from the dispatch of an attempt to its acceptance", accept.clone());
+        let fleet = Arc::new(FleetCollector::default());
+        registry.register_collector(Box::new(Arc::clone(&fleet)));
         let decisions = family(&mut registry, "decisions", "Decisions, by reason and cause");
+        let decisions = Cells::new(decisions);
+        let sessions = family(&mut registry, "sessions", "Requests taken in, by what named their session");
+        let sessions = Cells::new(sessions);
         let failures = family(&mut registry, "attempts_failed", "Attempts that no worker accepted");
         let pins_written = family(&mut registry, "pins_written", "Pins written before a dispatch, by kind");
         let malformed = family(&mut registry, "malformed", "Messages that could not be read, by kind");
@@ -191,8 +208,11 @@ impl Metrics {
             cache_events,
             jobs,
             gauges,
-            outcomes,
+            requests,
+            accept,
+            fleet,
             decisions,
+            sessions,
             failures,
             pins_written,
             malformed,
@@ -222,33 +242,62 @@ impl Metrics {
         }
     }
 
-    /// A request has ended at its worker.
-    pub fn finished(&self, finished: &Finished) {
-        let outcome = match finished.outcome {
-            Outcome::Ok => "ok",
-            Outcome::Error => "error",
-            Outcome::Cancelled => "cancelled",
-        };
-        self.outcomes.get_or_create(&OutcomeLabel { outcome }).inc();
-    }
-
     /// What the worker says of its cache.
     pub fn finished_tokens(&self, finished: &Finished) {
         self.prompt_tokens.inc_by(finished.prompt_tokens.unwrap_or(0));
         self.cached_tokens.inc_by(finished.cached_tokens.unwrap_or(0));
     }
 
-    /// A request has ended in an error of the router.
-    pub fn failed(&self, error: &RouteError) {
-        // A worker's own code words are not bounded.
-        let outcome = error.own_code().unwrap_or("refused_by_worker");
-        self.outcomes.get_or_create(&OutcomeLabel { outcome }).inc();
-    }
-
     /// A request was placed.
     pub fn decided(&self, decision: &Decision) {
-        let cause = decision.cause.map_or("", |cause| cause.word());
-        self.decisions.get_or_create(&DecisionLabel { reason: decision.reason.word(), cause }).inc();
+        let causes = decision.cause.map_or(0, |cause| 1 + cause as usize);
+        self.decisions.inc(decision.reason as usize * CAUSES + causes, || DecisionLabel {
+            reason: decision.reason.word(),
+            cause: decision.cause.map_or("", Cause::word),
+        });
+    }
+
+    /// What was decided so far, as in `Rankpin-Decision`.
+    pub fn decisions(&self) -> BTreeMap<String, u64> {
+        let word = |label: &DecisionLabel| match label.cause {
+            "" => label.reason.to_owned(),
+            cause => format!("{},{cause}", label.reason),
+        };
+        self.decisions.counts().map(|(label, count)| (word(label), count)).collect()
+    }
+
+    /// A request was taken in whose session comes from there.
+    pub fn session_from(&self, source: &Source) {
+        let (number, source) = match source {
+            Source::Header => (0, "header"),
+            Source::FurtherHeader(_) => (1, "configured_header"),
+            Source::Field(_) => (2, "body_field"),
+            Source::Response => (3, "response"),
+            Source::Text => (4, "text"),
+            Source::Nowhere => (5, "none"),
+        };
+        self.sessions.inc(number, || SourceLabel { source });
+    }
+
+    /// Where sessions came from so far.
+    pub fn sessions(&self) -> BTreeMap<String, u64> {
+        self.sessions.counts().map(|(label, count)| (label.source.to_owned(), count)).collect()
+    }
+
+    /// Prompt tokens that workers reported.
+    pub fn prompt_tokens(&self) -> u64 {
+        self.prompt_tokens.get()
+    }
+
+    /// Of these, tokens that were cached.
+    pub fn cached_tokens(&self) -> u64 {
+        self.cached_tokens.get()
+    }
+
+    /// How far the mirror of a bucket is behind.
+    pub fn mirror_lag(&self, bucket: &str, messages: u64) {
+        let label = BucketLabel { bucket: bucket.to_owned() };
+        self.gauges.mirror_lag.get_or_create(&label).set(i64::try_from(messages).unwrap_or(i64::MAX));
     }
 
     /// An attempt was not accepted.
@@ -293,11 +342,16 @@ impl Metrics {
         }
     }
 
-    /// The text that Prometheus scrapes.
-    pub fn encode(&self) -> String {
-        let mut text = String::new();
-        text::encode(&mut text, &self.registry).expect("writing to a string cannot fail");
-        text
+    /// The page that is scraped: OpenMetrics for whoever asks for it, else the text format of old.
+    pub fn encode(&self, open_metrics: bool) -> String {
+        let mut page = String::new();
+        let written = if open_metrics {
+            text::encode(&mut page, &self.registry)
+        } else {
+            prometheus_text::encode(&mut page, &self.registry)
+        };
+        written.expect("writing to a string cannot fail");
+        page
     }
 }
 
@@ -332,19 +386,85 @@ impl Gauges {
             gauges.bucket_unreachable.clone(),
         );
         registry.register("pins_owed", "Pins to be written once the bucket is back", gauges.pins_owed.clone());
-        registry.register("slow_consumer_events", "Full subscriptions", gauges.slow_consumers.clone());
-        registry.register("nats_connects", "Times that a connection came to stand", gauges.reconnects.clone());
+        registry.register(
+            "mirror_lag_messages",
+            "Messages of a bucket that are not mirrored though they were there two seconds ago",
+            gauges.mirror_lag.clone(),
+        );
         gauges
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
+    use super::super::fleet_metrics::{Connection, Sample};
+    use super::super::queue_metrics::LeftQueue;
     use super::*;
+    use crate::core::fleet::WorkerSlot;
+    use crate::core::id::{DpRank, Placement, WorkerId};
+    use crate::wire::event::Outcome;
+    use crate::wire::service::{RankState, WorkerState};
+
+    /// Metrics of which every series has a value.
+    fn all() -> Metrics {
+        let metrics = Metrics::new();
+        let (model, error) = (Model::new("m").expect("valid"), crate::core::error::RouteError::Cancelled);
+        metrics.requests.finished(&model, &Finished::outcome(Outcome::Ok));
+        metrics.requests.failed(None, &error, |_| true);
+        metrics.session_from(&Source::Header);
+        metrics.alias_resolved(&model, &model);
+        metrics.attempt_failed(Failure::Draining);
+        metrics.pin_written(PinStep::Claim);
+        metrics.malformed("load");
+        metrics.queue.left(LeftQueue::Full);
+        metrics.jobs.ended("finished");
+        metrics.mirror_lag("rankpin_pins", 0);
+        let placement = Placement { worker: WorkerId::new("w").expect("valid"), rank: Some(DpRank(4)) };
+        for (reason, cause) in [(Reason::Unpinned, Some(Cause::Cold)), (Reason::Pinned, None)] {
+            let (slot, placement) = (WorkerSlot::from_parts(0, 0), placement.clone());
+            metrics.decided(&Decision { placement, slot, reason, cause, pin: PinStep::None });
+        }
+        let rank = RankState { inflight: Some(1), queued: Some(1), kv_used_permille: Some(1), ..RankState::default() };
+        let worker = WorkerState { ranks: vec![rank], ..WorkerState::default() };
+        let connection = Connection { name: "intake", connected: true, connects: 1, slow: 0 };
+        metrics.fleet.set(Sample { connections: vec![connection], workers: vec![worker], ..Sample::default() });
+        metrics
+    }
+
+    #[test]
+    fn the_docs_name_every_metric_with_its_type_and_nothing_else() {
+        let page = all().encode(false);
+        let typed = page.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split_once(' '));
+        let served: BTreeMap<&str, &str> = typed.collect();
+        let rows =
+            include_str!("../../docs/metrics.md").lines().filter_map(|line| line.strip_prefix("| `rankpin_router_"));
+        let documented: BTreeMap<String, &str> = rows
+            .map(|row| {
+                let mut cells = row.split('|').map(str::trim);
+                let name = cells.next().unwrap_or_default().trim_end_matches('`');
+                // The text format of old has no type for facts.
+                let kind = match cells.next().unwrap_or_default() {
+                    "info" => "gauge",
+                    other => other,
+                };
+                (format!("rankpin_router_{name}"), kind)
+            })
+            .collect();
+        let documented: BTreeMap<&str, &str> = documented.iter().map(|(name, kind)| (name.as_str(), *kind)).collect();
+        assert_eq!(served, documented);
+    }
+
+    #[test]
+    fn decisions_are_counted_by_their_words() {
+        let counts = all().decisions();
+        assert_eq!(counts, BTreeMap::from([("pinned".to_owned(), 1), ("unpinned,cold".to_owned(), 1)]));
+    }
 
     #[test]
     fn what_goes_wrong_is_counted_from_the_start() {
-        let text = Metrics::new().encode();
+        let text = Metrics::new().encode(false);
         for series in [
             "attempts_failed_total{failure=\"no_responders\"}",
             "pins_written_total{kind=\"claimed\"}",

@@ -11,6 +11,7 @@ use super::state::Router;
 use crate::core::fleet::Registered;
 use crate::core::hash::PinKey;
 use crate::core::id::WorkerId;
+use crate::core::worker::WorkerState as Declared;
 use crate::nats::bucket::{Bucket, BucketInfo, Change, Unreachable, Watched};
 use crate::nats::{LinkState, guard};
 use crate::wire::registration::Registration;
@@ -52,6 +53,9 @@ pub async fn follow(router: Arc<Router>, bucket: Bucket, mut reader: impl Reader
         ticks_behind: 0,
         connects: 0,
         flaps: Vec::new(),
+        due: 0,
+        floor: 0,
+        was_complete: false,
     };
     loop {
         if let Err(error) = follower.watch_once(&router, &bucket, &mut reader).await {
@@ -78,6 +82,11 @@ struct Follower {
     /// How often the connection had come to stand when it was last looked at.
     connects: u64,
     flaps: Vec<Instant>,
+    /// Sequence that the stream had at the last look: by now it should have come.
+    due: u64,
+    /// What the stream had when the mirror had everything: what ran out before is not waited for.
+    floor: u64,
+    was_complete: bool,
 }
 
 impl Follower {
@@ -139,6 +148,7 @@ impl Follower {
                     if self.look(router, &info, reader) {
                         return Ok(());
                     }
+                    router.metrics.mirror_lag(bucket.name(), self.lag(&info));
                     if self.is_stuck() {
                         self.seen = 0;
                         return Ok(());
@@ -170,6 +180,16 @@ impl Follower {
         false
     }
 
+    /// Messages that are missing though they were there at the last look.
+    fn lag(&mut self, info: &BucketInfo) -> u64 {
+        if self.complete && !self.was_complete {
+            self.floor = info.last_sequence;
+        }
+        self.was_complete = self.complete;
+        let due = std::mem::replace(&mut self.due, info.last_sequence);
+        if info.messages == 0 { 0 } else { due.saturating_sub(self.seen.max(self.floor)) }
+    }
+
     fn fall_behind(&mut self, router: &Arc<Router>, reader: &mut impl Reader) {
         self.target = u64::MAX;
         self.fresh_watch = false;
@@ -182,6 +202,7 @@ impl Follower {
         if anew {
             tracing::warn!("a bucket was made anew; its mirror begins anew too");
             self.seen = 0;
+            (self.due, self.floor) = (0, 0);
             self.set_complete(router, reader, false);
             reader.made_anew(router);
         }
@@ -326,6 +347,7 @@ impl Workers {
             Err(problem) => {
                 router.metrics.malformed("registration");
                 tracing::warn!(worker = change.key, problem, "a registration is refused");
+                router.happenings.warn(format!("the registration of {} is refused: {problem}", change.key));
                 return;
             }
         };
@@ -335,10 +357,19 @@ impl Workers {
         let mut state = router.state();
         let outcome = state.fleet.handle_registration(spec, age, now);
         match outcome {
-            Registered::New => tracing::info!(worker = change.key, "worker registered"),
-            Registered::Changed => tracing::info!(worker = change.key, "worker changed its registration"),
+            Registered::New => {
+                tracing::info!(worker = change.key, "worker registered");
+                router.happenings.note(format!("worker {} registered", change.key));
+            }
+            Registered::Changed => {
+                tracing::info!(worker = change.key, "worker changed its registration");
+                let state = state.fleet.find(&change.key).map(|(_, worker)| worker.spec.state);
+                let word = if state == Some(Declared::Draining) { "is draining" } else { "changed its registration" };
+                router.happenings.note(format!("worker {} {word}", change.key));
+            }
             Registered::Replaced(slot) => {
                 tracing::warn!(worker = change.key, "another instance has taken over the worker's name");
+                router.happenings.warn(format!("another instance has taken over worker {}", change.key));
                 state.live.lose(slot);
             }
             Registered::Full => {
@@ -361,6 +392,7 @@ fn deregister(router: &Arc<Router>, key: &str) {
     let Ok(id) = WorkerId::new(key) else { return };
     if router.state().fleet.handle_deregistration(&id) {
         tracing::info!(worker = key, "worker deregistered");
+        router.happenings.note(format!("worker {key} left"));
         router.pump(Instant::now());
     }
 }

@@ -24,14 +24,14 @@ pub fn take(router: &Arc<Router>, message: Message) {
             begin(request);
         }
         Ok(None) => {}
-        Err(Refused { id, answers, error }) => router.end_in_error(&id, &answers, &error),
+        Err(Refused { id, answers, error }) => router.end_in_error(&id, None, &answers, &error),
     }
 }
 
 fn begin(mut request: Request) {
     match request.place_in_passing() {
         Ok(stage) => request.rest_or_start(stage),
-        Err(error) => request.router.end_in_error(&request.id, &request.answers, &error),
+        Err(error) => request.fail_at_once(&error),
     }
 }
 
@@ -61,11 +61,15 @@ pub fn finished(resting: Resting, finished: &Finished) {
         Stage::Accepted(decision) => request.keep_response(decision, finished),
     }
     request.router.metrics.finished_tokens(finished);
-    request.router.metrics.finished(finished);
+    request.router.metrics.requests.finished(&request.ask.model, finished);
     request.tell_finished(finished);
 }
 
 impl Request {
+    fn fail_at_once(&self, error: &RouteError) {
+        self.router.end_in_error(&self.id, Some(&self.ask.model), &self.answers, error);
+    }
+
     /// Places and sends the request, as far as that goes without waiting. How far it went.
     fn place_in_passing(&mut self) -> Result<Stage, RouteError> {
         if self.deadline.is_some() || self.accept_until <= Instant::now() || !self.router.dispatch.is_connected() {

@@ -105,6 +105,7 @@ impl Router {
             problem,
             "the pins bucket is unreachable; routing goes on by the mirror, new sessions are placed by hash"
         );
+        self.happenings.warn(format!("the pins bucket is unreachable: {problem}"));
         let router = Arc::clone(self);
         tokio::spawn(async move {
             loop {
@@ -115,6 +116,7 @@ impl Router {
             }
             router.pins.unreachable.store(false, Ordering::Relaxed);
             tracing::info!("the pins bucket is back");
+            router.happenings.note("the pins bucket is back");
             router.pay_owed().await;
         });
     }

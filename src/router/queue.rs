@@ -10,7 +10,7 @@ use crate::core::decide::{NoPlacement, Rules, WaitFor};
 use crate::core::error::RouteError;
 use crate::core::fleet::WorkerSlot;
 use crate::core::hash::PinKey;
-use crate::core::id::DpRank;
+use crate::core::id::{DpRank, Model};
 use crate::core::queue::{Place, Priority, Pushed, Tried};
 
 /// Where on a worker there is room: at a placement (its rank, or none), or with `None` anywhere.
@@ -135,6 +135,11 @@ impl State {
     /// How many requests wait for room.
     pub fn queued(&self) -> usize {
         self.queue.len()
+    }
+
+    /// Models for which any waits, and how many.
+    pub fn queues(&self) -> impl Iterator<Item = (&Model, usize)> {
+        self.queue.lengths()
     }
 
     /// For how many models any waits.

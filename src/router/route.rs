@@ -109,7 +109,7 @@ async fn serve(mut request: Request, stage: Stage) {
     let outcome = request.run(stage).await;
     match outcome {
         Ok(finished) => {
-            request.router.metrics.finished(&finished);
+            request.router.metrics.requests.finished(&request.ask.model, &finished);
             request.tell_finished(&finished);
         }
         // What happens rarely is boxed here and below: each request's future stays small.
@@ -165,7 +165,7 @@ impl Request {
 
     async fn fail(&mut self, error: &RouteError) {
         self.give_back_pin().await;
-        self.router.end_in_error(&self.id, &self.answers, error);
+        self.router.end_in_error(&self.id, Some(&self.ask.model), &self.answers, error);
     }
 
     /// Finds a placement, and makes its pin where one is made before the dispatch. The request is counted there from

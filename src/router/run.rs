@@ -11,7 +11,7 @@ use super::hot::HotThread;
 use super::jobs::Jobs;
 use super::pinning::PinStore;
 use super::state::Router;
-use super::{http, inbox, intake, jobs, kv, mirror, passing, ticks};
+use super::{http, inbox, intake, jobs, kv, mirror, passing, service, ticks};
 use crate::config::{Level, Listen, RouterConfig};
 use crate::core::id::WorkerId;
 use crate::core::mode::{AffinityMode, Provision};
@@ -21,7 +21,7 @@ use crate::wire::header;
 use crate::wire::subject::Subjects;
 
 /// Age at which the server drops a registration (protocol section 7).
-const REGISTRATION_MAX_AGE: Duration = Duration::from_secs(30);
+pub(super) const REGISTRATION_MAX_AGE: Duration = Duration::from_secs(30);
 /// How long the mirrors may take to fill before the log says that they still do.
 const FILL_NOTICE: Duration = Duration::from_secs(5);
 /// How often a draining router looks whether it is done.
@@ -71,6 +71,14 @@ pub enum RouterError {
         bucket: String,
         /// What was tried.
         verb: &'static str,
+        /// What the server says.
+        problem: String,
+    },
+    /// A stream or its consumer can't be read or made.
+    #[error("{what} can't be read or made: {problem}")]
+    Stream {
+        /// Its name.
+        what: String,
         /// What the server says.
         problem: String,
     },
@@ -141,6 +149,7 @@ async fn start(config: RouterConfig) -> Result<Running, RouterError> {
     check_permissions(&router).await?;
     inbox::subscribe(&router).await?;
     intake::subscribe_control(&router).await?;
+    service::subscribe(&router).await?;
     if router.config.affinity != AffinityMode::Off {
         let max_age = pins_info.max_age;
         router.state().mirror.set_ttl(if max_age.is_zero() { FOR_EVER } else { max_age });
@@ -202,7 +211,11 @@ fn link_options(link: &LinkOptions, subjects: &Subjects, role: &str) -> LinkOpti
 }
 
 /// Makes a bucket that is missing, where that is wanted. One that is there is never changed.
-async fn provide(bucket: &Bucket, max_age: Duration, config: &RouterConfig) -> Result<BucketInfo, RouterError> {
+pub(super) async fn provide(
+    bucket: &Bucket,
+    max_age: Duration,
+    config: &RouterConfig,
+) -> Result<BucketInfo, RouterError> {
     let failed = |verb, problem| RouterError::Bucket { bucket: bucket.name().to_owned(), verb, problem };
     let mut made = false;
     loop {

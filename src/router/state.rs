@@ -10,6 +10,7 @@ use rand::rngs::StdRng;
 use tokio::runtime::Handle;
 use tokio::sync::{Notify, watch};
 
+use super::happenings::Happenings;
 use super::jobs::Jobs;
 use super::kv::Notes;
 use super::live::{At, LiveRequests, Seq};
@@ -49,12 +50,20 @@ pub struct Router {
     pub pins: PinStore,
     /// Durable jobs, where this router takes any.
     pub jobs: Option<Arc<Jobs>>,
+    /// This process's own id, which stands in its inbox.
+    pub id: String,
+    /// When it started.
+    pub started: Instant,
     /// Prefix of this router's inbox subjects, with the final dot.
     pub inbox: String,
     /// Prefix of all routers' inbox subjects, with the final dot.
     pub inbox_prefix: String,
     /// Counters.
     pub metrics: Metrics,
+    /// What has happened lately.
+    pub happenings: Happenings,
+    /// Questions about the router as a whole that are just being answered.
+    pub answering: AtomicUsize,
     /// Where work is done that would hold up the hot thread.
     pub runtime: Handle,
     /// Large requests that are just being read, in tasks of their own.
@@ -234,8 +243,12 @@ impl Router {
             dispatch,
             pins,
             jobs: jobs.map(Arc::new),
+            id: inbox.trim_end_matches('.').rsplit('.').next().unwrap_or_default().to_owned(),
             inbox,
+            started: now,
             metrics: Metrics::new(),
+            happenings: Happenings::default(),
+            answering: AtomicUsize::new(0),
             runtime: Handle::current(),
             reading: AtomicUsize::new(0),
             wake_up: Notify::new(),
@@ -263,6 +276,12 @@ impl Router {
     pub async fn is_ready(&self) -> bool {
         self.taking.load(std::sync::atomic::Ordering::Relaxed)
             && tokio::join!(self.intake.answers(READY_WITHIN), self.dispatch.answers(READY_WITHIN)) == (true, true)
+    }
+
+    /// The same at a glance: it takes requests, and its connections stand.
+    pub fn is_up(&self) -> bool {
+        let takes = self.taking.load(std::sync::atomic::Ordering::Relaxed);
+        takes && self.intake.is_connected() && self.dispatch.is_connected()
     }
 
     /// Places a request, or queues it.
@@ -374,7 +393,8 @@ impl State {
                 accepted: false,
                 plain: kind == Some(WorkerKind::Plain),
                 pool: kind == Some(WorkerKind::Pool),
-                heard: Instant::now(),
+                heard: now,
+                sent: now,
                 uncertain: None,
                 expected,
             });

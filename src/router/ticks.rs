@@ -35,6 +35,7 @@ pub async fn tick(router: Arc<Router>) {
         last = now;
         let stand = (router.intake.connects(), router.dispatch.connects());
         if connects != stand {
+            router.happenings.warn("the connection to NATS was lost and stands again");
             router.outage_ended();
             if connects.1 != stand.1 {
                 router.state().live.mark_uncertain(now);
@@ -64,6 +65,7 @@ impl Router {
         if self.dispatch.is_connected() && self.intake.is_connected() && self.pins.bucket.link().is_connected() {
             for (slot, worker) in state.fleet.expire(now) {
                 tracing::warn!(%worker, "worker lost: no sign of life for 6 s");
+                self.happenings.warn(format!("worker {worker} lost: silent for 6 s"));
                 state.live.lose(slot);
             }
         }
@@ -96,6 +98,7 @@ impl Router {
         if state.fleet.handle_refused_probe(slot) {
             if let Some(worker) = worker {
                 tracing::warn!(%worker, "worker lost: nobody listens to its probes");
+                self.happenings.warn(format!("worker {worker} lost: nobody listens to its probes"));
             }
             state.live.lose(slot);
         }

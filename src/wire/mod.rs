@@ -17,6 +17,7 @@ pub mod registration;
 pub mod reply;
 pub mod request;
 pub mod schema;
+pub mod service;
 pub mod subject;
 
 /// How a payload is encoded, by its `Content-Type` (protocol section 3).

@@ -90,7 +90,7 @@ async fn health_readiness_and_metrics_are_served() {
     assert_eq!(router.get("/healthz").await.0, 200);
     assert_eq!(router.get("/readyz").await.0, 200);
     let (status, metrics) = router.get("/metrics").await;
-    assert!(status == 200 && metrics.contains("# EOF"), "{metrics}");
+    assert!(status == 200 && metrics.contains("# TYPE rankpin_router_requests_admitted_total counter"), "{metrics}");
 }
 
 #[tokio::test]

@@ -14,6 +14,9 @@ impl Fleet {
     pub fn begin(&mut self, slot: WorkerSlot, rank: Option<DpRank>) {
         let Some(mut worker) = self.get_mut(slot) else { return };
         worker.refusals.begin(rank);
+        if let Some(totals) = worker.totals_mut(rank) {
+            totals.dispatched += 1;
+        }
         match rank.and_then(|rank| worker.spec.ranks.index_of(rank)) {
             Some(index) => {
                 if worker.own.len() <= index {

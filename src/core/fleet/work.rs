@@ -211,6 +211,7 @@ impl Fleet {
         (prompt_tokens, cached_tokens): (u64, u64),
         now: Instant,
     ) {
+        self.count_tokens(slot, rank, (prompt_tokens, cached_tokens));
         if prompt_tokens == 0 {
             return;
         }

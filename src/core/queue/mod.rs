@@ -186,6 +186,11 @@ impl<T> Queues<T> {
         self.places.len()
     }
 
+    /// Models for which any waits, and how many.
+    pub fn lengths(&self) -> impl Iterator<Item = (&Model, usize)> {
+        self.models.iter().map(|(model, (line, _))| (model, line.len())).filter(|(_, waiting)| *waiting > 0)
+    }
+
     /// Whether none waits.
     pub fn is_empty(&self) -> bool {
         self.places.is_empty()

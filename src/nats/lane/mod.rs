@@ -35,7 +35,7 @@ const BARRIER_TIMEOUT: Duration = Duration::from_secs(5);
 /// Most round trips that may be under way for whoever asks whether the server answers.
 const MAX_ROUND_TRIPS: usize = 64;
 /// Subscriptions that one connection can have; their numbers are below.
-pub const MAX_SUBSCRIPTIONS: usize = 8;
+pub const MAX_SUBSCRIPTIONS: usize = 12;
 
 /// A connection that reconnects by itself. Cheap to clone.
 #[derive(Debug, Clone)]

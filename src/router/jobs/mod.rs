@@ -25,6 +25,7 @@ use tokio::task::JoinSet;
 use self::cancels::Cancels;
 use self::delivery::{Ack, Delivery};
 pub use self::metrics::JobMetrics;
+pub use self::provide::{consumer, streams};
 use self::pull::Signal;
 use super::state::{Router, unix_ms};
 use crate::core::error::RouteError;

@@ -88,7 +88,7 @@ async fn check_permissions(router: &Router, jobs: &Jobs) -> Result<(), JobsOff> 
 }
 
 /// The three streams as they should be (protocol section 2).
-fn streams(subjects: &Subjects, config: &JobsConfig) -> [StreamConfig; 3] {
+pub fn streams(subjects: &Subjects, config: &JobsConfig) -> [StreamConfig; 3] {
     let limit = |limit: Option<u64>| limit.and_then(|limit| i64::try_from(limit).ok()).unwrap_or(-1);
     let base = |name: String, subject: String| StreamConfig {
         name,
@@ -120,7 +120,8 @@ fn streams(subjects: &Subjects, config: &JobsConfig) -> [StreamConfig; 3] {
     ]
 }
 
-fn consumer(subjects: &Subjects) -> ConsumerConfig {
+/// The consumer of the stream of jobs as it should be.
+pub fn consumer(subjects: &Subjects) -> ConsumerConfig {
     ConsumerConfig {
         name: JOBS_CONSUMER.into(),
         durable_name: JOBS_CONSUMER.into(),

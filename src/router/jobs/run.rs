@@ -70,7 +70,7 @@ async fn serve(router: &Arc<Router>, jobs: &Arc<Jobs>, message: Message, deliver
     };
     match admitted {
         Ok(request) => follow(request, &job).await,
-        Err(error) => job.settle(tried.attempt, Err(error), Attempts::NoneFailed).await,
+        Err(error) => job.settle((tried.attempt, Attempts::NoneFailed), None, Err(error)).await,
     }
 }
 
@@ -117,7 +117,7 @@ async fn follow(mut request: Request, job: &Job<'_>) {
     // Others get its room; it is counted as held until it is settled.
     job.router.vacate(seq, Instant::now());
     let attempts = request.job.as_ref().map_or(Attempts::NoneFailed, |part| part.attempts);
-    job.settle(request.attempt, outcome, attempts).await;
+    job.settle((request.attempt, attempts), Some(&request.ask.model), outcome).await;
 }
 
 /// Renews the ack wait: while the router itself still waits, and as long as the worker says that it works on it. A worker

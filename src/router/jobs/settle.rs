@@ -8,7 +8,7 @@ use bytes::Bytes;
 use super::Jobs;
 use super::delivery::{Ack, Delivery};
 use crate::core::error::RouteError;
-use crate::core::id::RequestId;
+use crate::core::id::{Model, RequestId};
 use crate::core::job::{self, Attempts, Fate, MAX_FAILURES};
 use crate::nats::jetstream::{Get, Stored};
 use crate::nats::{Block, Headers, JetStreamError, Message};
@@ -53,10 +53,17 @@ impl Job<'_> {
     }
 
     /// Draws the consequence of how the delivery went. `attempt` is the last one.
-    pub async fn settle(&self, attempt: u32, outcome: Result<Finished, RouteError>, attempts: Attempts) {
+    pub async fn settle(
+        &self,
+        (attempt, attempts): (u32, Attempts),
+        model: Option<&Model>,
+        outcome: Result<Finished, RouteError>,
+    ) {
         let error = match outcome {
             Ok(finished) => {
-                self.router.metrics.finished(&finished);
+                if let Some(model) = model {
+                    self.router.metrics.requests.finished(model, &finished);
+                }
                 match finished.outcome {
                     Outcome::Ok | Outcome::Error => return self.finished(attempt).await,
                     // Workers leave that to the router, which alone knows whether the job was cancelled, or only this
@@ -65,7 +72,7 @@ impl Job<'_> {
                 }
             }
             Err(error) => {
-                self.router.metrics.failed(&error);
+                self.router.note_failed(model, &error);
                 error
             }
         };

@@ -2,6 +2,8 @@
 
 mod access;
 mod commands;
+mod metrics;
+mod permissions;
 
 use std::process::Output;
 

@@ -29,11 +29,13 @@ pub struct Options {
     pub config: String,
     /// Its port; any free one where there is none.
     pub port: Option<u16>,
+    /// Variables of its environment.
+    pub environment: Vec<(String, String)>,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { jetstream: true, config: String::new(), port: None }
+        Self { jetstream: true, config: String::new(), port: None, environment: Vec::new() }
     }
 }
 
@@ -130,6 +132,7 @@ fn spawn(dir: &TempDir, options: &Options) -> (Process, u16) {
     if options.jetstream {
         command.arg("--jetstream").arg("--store_dir").arg(path("store"));
     }
+    command.envs(options.environment.iter().cloned());
     let mut process = Process::start("nats-server", command, dir.path());
     let end = Instant::now() + PATIENCE;
     loop {

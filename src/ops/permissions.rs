@@ -1,0 +1,284 @@
+//! Least-privilege users for everybody in a deployment, as a configuration of the NATS server: one account, in which each
+//! role may do what it has to and nothing else.
+//!
+//! Two rules carry it. Every client has an inbox prefix of its own, `_INBOX.{user}`, and may subscribe to that alone, so
+//! that nobody reads the replies of others, while whoever answers may publish to `_INBOX.>`. And requests can be
+//! subscribed to in the routers' queue group alone, which a user can't join to listen in without taking requests away.
+
+mod matching;
+
+use std::fmt::Write as _;
+
+pub use matching::{Lacking, Permissions, lacking};
+
+use crate::core::id::{Namespace, WorkerId};
+use crate::wire::service;
+use crate::wire::subject::{ANY_QUEUE, JOBS_CONSUMER, QUEUE, Subjects};
+
+/// Who a user is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Role {
+    /// Sends requests.
+    Frontend,
+    /// Sends requests whose tenant and priority are believed.
+    Gateway,
+    /// Submits durable jobs, and reads results.
+    Batch,
+    /// Takes requests and places them.
+    Router,
+    /// Hosts an engine, under this name; without one, under any.
+    Worker(Option<WorkerId>),
+    /// Looks, moves pins, drains workers, makes buckets and streams.
+    Operator,
+}
+
+impl Role {
+    /// As it is told.
+    pub fn word(&self) -> &'static str {
+        match self {
+            Self::Frontend => "frontend",
+            Self::Gateway => "gateway",
+            Self::Batch => "batch",
+            Self::Router => "router",
+            Self::Worker(_) => "worker",
+            Self::Operator => "operator",
+        }
+    }
+}
+
+/// A user of the account.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct User {
+    /// Its name.
+    pub name: String,
+    /// What it is.
+    pub role: Role,
+}
+
+impl User {
+    /// Its inbox prefix, without the final dot: what `--inbox-prefix` is given. That of routers is fixed.
+    pub fn inbox(&self, namespace: &Namespace) -> String {
+        match self.role {
+            Role::Router => Subjects::new(namespace.clone()).router_inbox_prefix(),
+            Role::Frontend | Role::Gateway | Role::Batch | Role::Worker(_) | Role::Operator => {
+                format!("_INBOX.{}", self.name)
+            }
+        }
+    }
+
+    /// The variable that holds its password.
+    pub fn variable(&self) -> String {
+        let name: String =
+            self.name.chars().map(|c| if c.is_ascii_alphanumeric() { c.to_ascii_uppercase() } else { '_' }).collect();
+        format!("RANKPIN_NATS_{name}_PASSWORD")
+    }
+}
+
+/// What a user may publish and subscribe to; everything else is denied.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Allowed {
+    /// Subjects to publish to.
+    pub publish: Vec<String>,
+    /// Subjects to subscribe to, with a queue group behind a space where only that is allowed.
+    pub subscribe: Vec<String>,
+}
+
+/// What a user of this role needs.
+pub fn needs(namespace: &Namespace, user: &User) -> Allowed {
+    let names = Names { ns: namespace.to_string(), subjects: Subjects::new(namespace.clone()) };
+    let mut allowed = match &user.role {
+        Role::Frontend => names.frontend(),
+        Role::Gateway => names.gateway(),
+        Role::Batch => names.batch(),
+        Role::Router => names.router(),
+        Role::Worker(worker) => names.worker(worker.as_ref().map_or("*", WorkerId::as_str)),
+        Role::Operator => names.operator(),
+    };
+    let inbox = format!("{}.>", user.inbox(namespace));
+    // A round trip on one's own inbox is how a client knows that its subscriptions stand.
+    allowed.publish.push(inbox.clone());
+    allowed.subscribe.push(inbox);
+    allowed.publish.sort();
+    allowed.publish.dedup();
+    allowed.subscribe.sort();
+    allowed
+}
+
+struct Names {
+    ns: String,
+    subjects: Subjects,
+}
+
+impl Names {
+    fn frontend(&self) -> Allowed {
+        let ns = &self.ns;
+        let publish = vec![format!("{ns}.request"), format!("{ns}.request.>"), format!("{ns}.cancel.*")];
+        Allowed { publish, subscribe: Vec::new() }
+    }
+
+    fn gateway(&self) -> Allowed {
+        let mut allowed = self.frontend();
+        allowed.publish.push(format!("{}.trusted.>", self.ns));
+        allowed
+    }
+
+    fn batch(&self) -> Allowed {
+        let (ns, [jobs, results, dead]) = (&self.ns, self.streams());
+        let mut publish = vec![format!("{ns}.job.>"), format!("{ns}.cancel.*"), format!("{ns}.result.*")];
+        publish.extend([&jobs, &results, &dead].map(|stream| format!("$JS.API.STREAM.INFO.{stream}")));
+        publish.extend([&jobs, &results, &dead].map(|stream| format!("$JS.API.STREAM.MSG.GET.{stream}")));
+        publish.extend([
+            format!("$JS.API.CONSUMER.INFO.{jobs}.{JOBS_CONSUMER}"),
+            format!("$JS.API.STREAM.MSG.DELETE.{dead}"),
+            format!("$JS.API.STREAM.PURGE.{results}"),
+        ]);
+        Allowed { publish, subscribe: Vec::new() }
+    }
+
+    fn router(&self) -> Allowed {
+        let (ns, [jobs, ..]) = (&self.ns, self.streams());
+        let pins = self.subjects.pins_bucket();
+        let mut publish = vec![
+            format!("{ns}.worker.*.rank.*"),
+            format!("{ns}.worker.*.any"),
+            format!("{ns}.worker.*.cancel"),
+            self.subjects.router_kv(),
+            // Answers to frontends, and what it asks of itself at the start.
+            "_INBOX.>".into(),
+            "_INBOX_.>".into(),
+            format!("$KV.{pins}.>"),
+            format!("{ns}.job.>"),
+            format!("{ns}.result.*"),
+            format!("{ns}.dead.>"),
+        ];
+        for stream in [format!("KV_{pins}"), format!("KV_{}", self.subjects.workers_bucket())] {
+            publish.extend(watching(&stream));
+        }
+        publish.extend(self.streams().map(|stream| format!("$JS.API.STREAM.INFO.{stream}")));
+        publish.extend([
+            format!("$JS.API.STREAM.MSG.GET.{jobs}"),
+            format!("$JS.API.STREAM.MSG.DELETE.{jobs}"),
+            format!("$JS.API.CONSUMER.INFO.{jobs}.{JOBS_CONSUMER}"),
+            format!("$JS.API.CONSUMER.MSG.NEXT.{jobs}.{JOBS_CONSUMER}"),
+            format!("$JS.ACK.{jobs}.{JOBS_CONSUMER}.>"),
+        ]);
+        let srv = service::PREFIX;
+        let mut subscribe: Vec<String> =
+            self.subjects.intake().into_iter().map(|subject| format!("{subject} {QUEUE}")).collect();
+        subscribe.extend([
+            self.subjects.cancels(),
+            self.subjects.loads(),
+            self.subjects.caches(),
+            self.subjects.router_kv(),
+            format!("{srv}.*"),
+            format!("{srv}.*.{}", service::NAME),
+            format!("{srv}.*.{}.*", service::NAME),
+        ]);
+        Allowed { publish, subscribe }
+    }
+
+    fn worker(&self, worker: &str) -> Allowed {
+        let (ns, bucket) = (&self.ns, self.subjects.workers_bucket());
+        let publish = vec![
+            format!("$KV.{bucket}.{worker}"),
+            // Who holds its name: a second instance can say so. Registrations are no secret among workers.
+            format!("$JS.API.STREAM.MSG.GET.KV_{bucket}"),
+            format!("{ns}.load.{worker}"),
+            format!("{ns}.kv.{worker}.*"),
+            format!("{}.>", self.subjects.router_inbox_prefix()),
+            "_INBOX.>".into(),
+            self.subjects.results(),
+        ];
+        let own = format!("{ns}.worker.{worker}");
+        let subscribe = vec![
+            format!("{own}.rank.*"),
+            format!("{own}.any {ANY_QUEUE}"),
+            format!("{own}.cancel"),
+            format!("{own}.drain"),
+        ];
+        Allowed { publish, subscribe }
+    }
+
+    fn operator(&self) -> Allowed {
+        let ns = &self.ns;
+        let mut allowed = self.batch();
+        let (pins, workers) = (self.subjects.pins_bucket(), self.subjects.workers_bucket());
+        allowed.publish.extend([
+            format!("{ns}.worker.*.drain"),
+            format!("$KV.{pins}.>"),
+            format!("{}.>", service::PREFIX),
+            "$JS.API.INFO".into(),
+            "$SYS.REQ.USER.INFO".into(),
+        ]);
+        let buckets = [format!("KV_{pins}"), format!("KV_{workers}")];
+        for stream in &buckets {
+            allowed.publish.extend(watching(stream));
+        }
+        for stream in buckets.iter().chain(&self.streams()) {
+            allowed.publish.push(format!("$JS.API.STREAM.CREATE.{stream}"));
+        }
+        let [jobs, ..] = self.streams();
+        allowed.publish.push(format!("$JS.API.CONSUMER.CREATE.{jobs}.{JOBS_CONSUMER}.{}", self.subjects.jobs()));
+        allowed.subscribe.push(self.subjects.loads());
+        allowed
+    }
+
+    fn streams(&self) -> [String; 3] {
+        [self.subjects.jobs_stream(), self.subjects.results_stream(), self.subjects.dead_stream()]
+    }
+}
+
+/// What reading a bucket and watching it needs.
+fn watching(stream: &str) -> Vec<String> {
+    vec![
+        format!("$JS.API.STREAM.INFO.{stream}"),
+        format!("$JS.API.STREAM.MSG.GET.{stream}"),
+        format!("$JS.API.CONSUMER.CREATE.{stream}"),
+        format!("$JS.API.CONSUMER.CREATE.{stream}.>"),
+        format!("$JS.API.CONSUMER.DELETE.{stream}.>"),
+        format!("$JS.FC.{stream}.>"),
+    ]
+}
+
+/// How users prove who they are.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Proof {
+    /// By passwords that the server takes from its environment.
+    Passwords,
+    /// By nkeys; the public key of each user, in their order.
+    Nkeys(Vec<String>),
+}
+
+/// A deployment's users, as a file that a NATS server's configuration includes.
+pub fn server_config(namespace: &Namespace, account: &str, users: &[User], proof: &Proof) -> String {
+    let mut text = format!(
+        "# Users of the rankpin namespace {namespace}, with no more rights than their roles need.\n\
+         # Written by `rankpin nats-permissions`; write it anew rather than changing it.\n"
+    );
+    if *proof == Proof::Passwords {
+        text.push_str("# Passwords come from the server's environment. Let them begin with a letter: $VARIABLES are read as values.\n");
+    }
+    let _ = writeln!(text, "\naccounts {{\n  {account} {{\n    jetstream: enabled\n    users: [");
+    for (index, user) in users.iter().enumerate() {
+        let Allowed { publish, subscribe } = needs(namespace, user);
+        let login = match proof {
+            Proof::Passwords => format!("user: {}, password: ${}", user.name, user.variable()),
+            Proof::Nkeys(keys) => format!("nkey: {}", keys.get(index).map_or("", String::as_str)),
+        };
+        let list = |subjects: &[String]| {
+            subjects.iter().map(|subject| format!("\n            {subject:?}")).collect::<String>()
+        };
+        let _ = write!(
+            text,
+            "      # {}: {}; inboxes under {}\n      {{ {login}\n        permissions: {{\n          \
+             publish: {{ allow: [{}\n          ] }}\n          subscribe: {{ allow: [{}\n          ] }}\n        }}\n      }}\n",
+            user.role.word(),
+            user.name,
+            user.inbox(namespace),
+            list(&publish),
+            list(&subscribe),
+        );
+    }
+    text.push_str("    ]\n  }\n}\n");
+    text
+}
