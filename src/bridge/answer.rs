@@ -61,7 +61,7 @@ struct Details {
 impl Tally {
     /// Reads a whole answer, or the data of one event. Most events tell nothing and are not parsed.
     pub fn read(&mut self, data: &[u8]) {
-        if memmem::find(data, b"\"usage\"").is_none() && memmem::find(data, b"\"response").is_none() {
+        if memmem::find(data, b"\"usage\"").is_none() && memmem::find(data, b"\"response\"").is_none() {
             return;
         }
         let Ok(seen) = serde_json::from_slice::<Seen>(data) else { return };

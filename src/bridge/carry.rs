@@ -187,7 +187,7 @@ mod tests {
         let path = |headers: &[(&str, &str)], body: &str, kind: EngineKind| {
             path_of(&headers.iter().copied().collect(), body.as_bytes(), kind.dialect())
         };
-        let vllm = |headers, body| path(headers, body, EngineKind::Vllm);
+        let vllm = |headers: &[(&str, &str)], body: &str| path(headers, body, EngineKind::Vllm);
         assert_eq!(vllm(&[("Rankpin-Path", "/v1/completions")], r#"{"system":1}"#), Ok("/v1/completions"));
         assert_eq!(vllm(&[("Rankpin-Path", "/v1/messages?beta=true")], ""), Ok("/v1/messages"));
         assert_eq!(vllm(&[], r#"{"messages":[],"system":"x"}"#), Ok("/v1/messages"));
@@ -196,7 +196,7 @@ mod tests {
         assert_eq!(vllm(&[], r#"{"input":"x","messages":[]}"#), Ok("/v1/chat/completions"));
         assert_eq!(vllm(&[], "no json"), Ok("/v1/chat/completions"));
         for odd in ["/v1/../admin", "/metrics", "/v1/messages/", "//e/v1/messages"] {
-            assert!(vllm(&[("Rankpin-Path", odd)], "").is_err(), "{odd}");
+            assert!(path(&[("Rankpin-Path", odd)], "", EngineKind::Vllm).is_err(), "{odd}");
         }
     }
 }

@@ -82,10 +82,10 @@ impl Feed {
                 match self.address().await {
                     Ok(Some(address)) => self.read(&address).await,
                     Ok(None) => {
-                        debug!(url = %self.endpoint().base, rank = %self.rank, "the engine publishes no cache events")
+                        debug!(url = %self.endpoint().base, rank = %self.rank, "the engine publishes no cache events");
                     }
                     Err(problem) => {
-                        debug!(url = %self.endpoint().base, problem, "the engine's cache events can't be asked for")
+                        debug!(url = %self.endpoint().base, problem, "the engine's cache events can't be asked for");
                     }
                 }
             }

@@ -40,6 +40,8 @@ use crate::worker::{Worker, WorkerError, WorkerOptions};
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 /// Looks between two lines that say so.
 const LOOKS_PER_LINE: u32 = 60;
+/// How much longer than this bridge the worker library waits for an engine that is silent in the middle of an answer.
+const IDLE_ON_TOP: Duration = Duration::from_secs(5);
 
 /// What a bridge is.
 #[derive(Debug, Clone)]
@@ -280,6 +282,8 @@ impl BridgeOptions {
         options.max_inflight = self.max_inflight;
         options.kv_blocks = facts.kv_blocks;
         options.block_size = facts.block_size;
+        // The engine's own patience ends first, and says which setting it was.
+        options.stream_idle_timeout = self.patience.idle.saturating_add(IDLE_ON_TOP);
         options
     }
 }

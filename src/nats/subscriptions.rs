@@ -27,7 +27,7 @@ impl Subscriptions {
                 Some(queue) => client.queue_subscribe(subject.clone(), (*queue).to_owned()).await,
                 None => client.subscribe(subject.clone()).await,
             };
-            let subscriber = subscribed.map_err(|_| ConnectError::Silent(link.options().urls.join(",")))?;
+            let subscriber = subscribed.map_err(|_| ConnectError::Silent(link.servers()))?;
             streams.push(Tagged { index, subscriber: Some(subscriber) });
         }
         link.barrier().await?;

@@ -1,13 +1,15 @@
 //! Against a real vLLM with two data-parallel ranks: `make test-vllm VLLM=dir`, with vLLM in `dir/venv` and a model that
 //! it serves in `dir/model`. Left out elsewhere. What is asserted are the engine's own figures, never times.
 //!
-//! The table that it prints stands in `docs/engines.md`.
+//! The table that it prints stands in `docs/engines.md`. Servers that run already, which a busy machine takes long to
+//! start, are taken from `RANKPIN_VLLM_RUNNING=pid:port,pid:port`; their process groups are killed all the same.
 
 use std::os::unix::process::CommandExt as _;
 use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use rankpin::wire::Encoding;
 use rankpin::wire::kv::{KvEvent, KvEvents};
 use serde_json::{Value, json};
@@ -17,19 +19,32 @@ use crate::support::process::Process;
 use crate::support::rankpin::command;
 use crate::support::{NatsServer, PATIENCE, RouterProcess, eventually};
 
-/// vLLM needs half a minute to start, and several on a busy machine.
-const START: Duration = Duration::from_secs(420);
+/// vLLM needs half a minute to start, and many on a busy machine.
+const START: Duration = Duration::from_secs(1200);
 const RANKS: usize = 2;
 /// Tokens of a block: only whole blocks are cached.
 const BLOCK: u64 = 32;
 
 /// A vLLM with its children; all of them gone when dropped.
 struct Vllm {
-    process: Process,
+    process: Option<Process>,
+    /// Of its process and its children.
+    group: u32,
     port: u16,
 }
 
 impl Vllm {
+    /// One that runs already, where there is one; else a new one.
+    fn take(number: usize, server: &NatsServer) -> Self {
+        let running = std::env::var("RANKPIN_VLLM_RUNNING").unwrap_or_default();
+        match running.split(',').nth(number).and_then(|one| one.split_once(':')) {
+            Some((group, port)) => {
+                Self { process: None, group: group.parse().expect("a process id"), port: port.parse().expect("a port") }
+            }
+            None => Self::start(&format!("vllm-{}", number + 1), server),
+        }
+    }
+
     fn start(name: &str, server: &NatsServer) -> Self {
         let dir = PathBuf::from(std::env::var_os("RANKPIN_VLLM").expect("run it by make test-vllm VLLM=dir"));
         let (port, events) = (free_ports(1), free_ports(2));
@@ -59,7 +74,8 @@ impl Vllm {
         }
         let path = std::env::var("PATH").unwrap_or_default();
         command.env("PATH", format!("{}:{path}", dir.join("venv/bin").display())).process_group(0);
-        Self { process: Process::start(name, command, server.dir()), port }
+        let process = Process::start(name, command, server.dir());
+        Self { group: process.id(), process: Some(process), port }
     }
 
     fn url(&self) -> String {
@@ -75,7 +91,7 @@ impl Vllm {
     async fn is_ready(&mut self) {
         let what = format!("{} answers", self.url());
         eventually(&what, START, async || {
-            assert!(self.process.ended().is_none(), "vLLM ended at its start");
+            assert!(self.process.as_mut().is_none_or(|vllm| vllm.ended().is_none()), "vLLM ended at its start");
             self.page("/health").await
         })
         .await;
@@ -90,7 +106,7 @@ impl Vllm {
 
     /// Kills it with all its children, as the end of a host would.
     fn kill(&mut self) {
-        let group = format!("-{}", self.process.id());
+        let group = format!("-{}", self.group);
         // A group that is gone already needs no signal.
         let _ = Command::new("kill").args(["-9", "--", &group]).status();
     }
@@ -199,22 +215,22 @@ fn whole(prompt: u64) -> u64 {
     (prompt / BLOCK).saturating_sub(1) * BLOCK
 }
 
-/// Two turns of eight conversations at a time: where, and how much of turn 2 was cached.
+/// Two turns of eight conversations, all at a time: where, and how much of turn 2 was cached.
 async fn conversations(client: &async_nats::Client, namespace: &str, way: &Way) -> Vec<(Turn, Turn)> {
-    let mut begun = Vec::new();
-    for number in 0..8 {
+    let begun = (0..8).map(async |number| {
         let session = format!("{namespace}-{}-{number}", way.name.replace(['`', '\''], ""));
         let said = vec![opening(&session)];
         let first = turn(client, way.ask(namespace, &session, &said)).await;
-        begun.push((session, said, first));
-    }
-    let mut turns = Vec::new();
-    for (session, mut said, first) in begun {
+        (session, said, first)
+    });
+    // Turned around, so that who came first in one round does not in the next.
+    let begun = join_all(begun).await.into_iter().rev();
+    let ended = begun.map(async |(session, mut said, first)| {
         said.extend([first.answer.clone(), "And what then?".to_owned()]);
         let second = turn(client, way.ask(namespace, &session, &said)).await;
-        turns.push((first, second));
-    }
-    turns
+        (first, second)
+    });
+    join_all(ended).await
 }
 
 fn share(turns: &[(Turn, Turn)]) -> String {
@@ -224,7 +240,8 @@ fn share(turns: &[(Turn, Turn)]) -> String {
 
 async fn ready(client: &async_nats::Client, namespace: &str, worker: &str) {
     eventually("the worker serves", PATIENCE, async || {
-        let ask = WAYS[0].ask(namespace, "warm", &["warm".into()]).header("Rankpin-Target-Worker", worker);
+        let session = format!("warm-{worker}");
+        let ask = WAYS[0].ask(namespace, &session, &["warm".into()]).header("Rankpin-Target-Worker", worker);
         ask.send(client).await.end().await.header("Nats-Service-Error").is_none().then_some(())
     })
     .await;
@@ -235,9 +252,8 @@ async fn ready(client: &async_nats::Client, namespace: &str, worker: &str) {
 async fn a_real_vllm() {
     let server = NatsServer::start();
     let client = server.client().await;
-    let mut first = Vllm::start("vllm-1", &server);
+    let [mut first, mut second] = [0, 1].map(|number| Vllm::take(number, &server));
     first.is_ready().await;
-    let mut second = Vllm::start("vllm-2", &server);
     second.is_ready().await;
     let _router = RouterProcess::start("router", &server, &[]).await;
     let off = ["--namespace", "off", "--affinity", "off", "--policy", "round-robin"];
@@ -263,7 +279,7 @@ async fn a_real_vllm() {
         hits += u32::from(two.cached > 0);
     }
     println!(
-        "| affinity off, vLLM's own balancer | (it names none) {hits} of {} hit | {} |",
+        "| none: affinity off, vLLM's own balancer | {hits} of {} found something | {} |",
         turns.len(),
         share(&turns)
     );
@@ -287,7 +303,7 @@ async fn hop_misses(client: &async_nats::Client) {
     let back = turn(client, on("0", &said)).await;
     assert!(back.cached >= whole(one.prompt), "{back:?}");
     println!(
-        "| affinity off, turn 2 sent to the other rank | no | 0 % ({} of {} tokens, back on the first) |",
+        "| none: affinity off, turn 2 sent to the other rank | no | 0 % (sent to the first once more: {} of {} tokens) |",
         back.cached, back.prompt
     );
 }

@@ -171,6 +171,8 @@ fn is_for_the_frontend(error: &ClientError) -> bool {
         | ClientError::LargeBody(_)
         | ClientError::Body(_)
         | ClientError::TooManyOpen { .. }
+        | ClientError::LargeBody(_)
+        | ClientError::Body(_)
         | ClientError::Deadline(_)
         | ClientError::Sequence(_)
         | ClientError::Unnumbered

@@ -16,6 +16,8 @@ use crate::support::eventually;
 pub const LONG: Duration = Duration::from_secs(120);
 /// Lines of each container's log that are shown when a test fails.
 const LOG_LINES: &str = "60";
+/// How long workers may take to accept: on a busy machine a worker may be slow, and a session would move for nothing.
+const ACCEPT_TIMEOUT: &str = "15s";
 /// Seconds that a container may take to end by itself, as in the file.
 const GRACE_S: &str = "40";
 
@@ -97,7 +99,7 @@ impl Stack {
         for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("NATS_") || name == "COMPOSE_FILE") {
             command.env_remove(name);
         }
-        command.envs(self.ports.iter().map(|(name, port)| (name, port)));
+        command.envs(self.ports.iter().map(|(name, port)| (name, port))).env("ACCEPT_TIMEOUT", ACCEPT_TIMEOUT);
         command.current_dir(root()).args(["--project-name", &self.project]);
         match self.kind {
             Kind::Single => &mut command,
