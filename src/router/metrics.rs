@@ -158,6 +158,14 @@ pub struct Gauges {
     pub mirror_lag: Family<BucketLabel, Gauge>,
 }
 
+fn register_accept_and_fleet(registry: &mut Registry) -> (Times, Arc<FleetCollector>) {
+    let accept = Times::new(&ACCEPTED_S);
+    registry.register("accept_seconds", "Time from the dispatch of an attempt to its acceptance", accept.clone());
+    let fleet = Arc::new(FleetCollector::default());
+    registry.register_collector(Box::new(Arc::clone(&fleet)));
+    (accept, fleet)
+}
+
 impl Metrics {
     /// All at zero.
     pub fn new() -> Self {
@@ -180,14 +188,9 @@ impl Metrics {
         let prompt_tokens = counter("prompt_tokens", "Prompt tokens that workers reported");
         let cached_tokens = counter("cached_prompt_tokens", "Of these, tokens found in a prefix cache");
         let requests = RequestMetrics::register(&mut registry);
-        let accept = Times::new(&ACCEPTED_S);
-        registry.register("accept_seconds", "Time from the dispatch of an attempt to its acceptance", accept.clone());
-        let fleet = Arc::new(FleetCollector::default());
-        registry.register_collector(Box::new(Arc::clone(&fleet)));
-        let decisions = family(&mut registry, "decisions", "Decisions, by reason and cause");
-        let decisions = Cells::new(decisions);
-        let sessions = family(&mut registry, "sessions", "Requests taken in, by what named their session");
-        let sessions = Cells::new(sessions);
+        let (accept, fleet) = register_accept_and_fleet(&mut registry);
+        let decisions = Cells::new(family(&mut registry, "decisions", "Decisions, by reason and cause"));
+        let sessions = Cells::new(family(&mut registry, "sessions", "Requests taken in, by what named their session"));
         let failures = family(&mut registry, "attempts_failed", "Attempts that no worker accepted");
         let pins_written = family(&mut registry, "pins_written", "Pins written before a dispatch, by kind");
         let malformed = family(&mut registry, "malformed", "Messages that could not be read, by kind");
