@@ -1,6 +1,6 @@
 //! A worker whose engine is an HTTP server: vLLM, SGLang, TensorRT-LLM, or anything with an OpenAI-compatible API.
 //!
-//! The way of a request: [`carry`] finds its path and headers, [`targets`] the server of its rank, [`serve`] posts the
+//! The way of a request: [`carry`] finds its path and headers, [`targets`] the server of its rank, [`mod@serve`] posts the
 //! body and passes the answer on, event by event ([`sse`]), with what [`answer`] reads of it. Each server is looked
 //! after by [`watch`]: while none works, the worker is not registered.
 

@@ -109,7 +109,9 @@ impl Command {
             | Self::Explain(_)
             | Self::Replay(_)
             | Self::Jobs(_) => Logs::Quiet,
-            Self::Bridge(_) | Self::Provision(_) | Self::BenchForwarder(_) | Self::Schema(_) | Self::Sim(_) => Logs::Service,
+            Self::Bridge(_) | Self::Provision(_) | Self::BenchForwarder(_) | Self::Schema(_) | Self::Sim(_) => {
+                Logs::Service
+            }
         }
     }
 }

@@ -137,7 +137,7 @@ pub(super) async fn read<E: Engine>(
 async fn changed(served: &mut watch::Receiver<Vec<bool>>) {
     if served.changed().await.is_err() {
         // The worker is dropped, and this with it.
-        std::future::pending().await
+        std::future::pending::<()>().await;
     }
 }
 

@@ -191,11 +191,7 @@ impl Worker {
         registration.check().map_err(WorkerError::Invalid)?;
         let subjects = Subjects::new(options.namespace);
         let [intake, store] = [Link::open(options.link.clone()).await?, Link::open(options.link.clone()).await?];
-        let outlet = Outlet::open(options.link).await?;
-        let mut driver = JoinSet::new();
-        driver.spawn(outlet.clone().drive());
-        // Tells too whether this user may subscribe to the outlet's subject.
-        outlet.barrier().await?;
+        let (outlet, driver) = Outlet::open(options.link).await?;
 
         let registry = Registry::new(store.clone(), subjects.workers_bucket(), options.worker.as_str().into());
         let mut keeper = Keeper::wait_for_name(registry, registration).await?;

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use tokio::task::JoinSet;
 use uuid::Uuid;
 
 use super::cancel::CancelToken;
@@ -29,17 +30,22 @@ pub(super) struct Outlet {
 }
 
 impl Outlet {
-    /// Connects; nothing is sent until it is driven.
-    pub async fn open(options: LinkOptions) -> Result<Self, ConnectError> {
+    /// Connects, with what drives it for as long as it is kept. Waits until the server has what it subscribes to, which
+    /// tells too whether its user may.
+    pub async fn open(options: LinkOptions) -> Result<(Self, JoinSet<()>), ConnectError> {
         let prefix = format!("{}.{}.", options.inbox_prefix, Uuid::new_v4().simple());
         let lane = Lane::open(options).await?;
         let interests = Arc::new(Interests::new(prefix));
         lane.subscribe(INTEREST, &interests.wildcard(), None);
-        Ok(Self { lane, interests })
+        let outlet = Self { lane, interests };
+        let mut driver = JoinSet::new();
+        driver.spawn(outlet.clone().drive());
+        outlet.barrier().await?;
+        Ok((outlet, driver))
     }
 
     /// Reads and writes, for ever.
-    pub async fn drive(self) {
+    async fn drive(self) {
         let state = self.lane.state();
         let take = |message: crate::nats::Message| {
             if message.status() == Some(NO_RESPONDERS) {

@@ -219,11 +219,11 @@ impl Stack {
 
     /// Waits until every router knows so many workers.
     pub async fn workers(&self, count: usize) {
+        let count = f64::from(u32::try_from(count).expect("a handful"));
         for router in self.containers("router") {
             let known = async || {
                 let workers = self.metric(&router, "rankpin_router_workers").await?;
-                // A handful: exact as a float.
-                (workers as usize == count).then_some(())
+                (workers == count).then_some(())
             };
             eventually(&format!("{router} knows {count} workers"), LONG, known).await;
         }
