@@ -103,8 +103,8 @@ impl Request {
     /// Gives an attempt up: its worker is told, now and again should it accept late.
     pub(super) fn give_up(&mut self, decision: &Decision) {
         let worker = decision.placement.worker.clone();
+        self.router.give_up_at(&worker, &self.id, self.attempt);
         self.router.state().live.give_up(self.seq, self.attempt, self.id.clone(), worker);
-        self.cancel_at_worker(decision);
     }
 
     /// Tells the worker that the request is cancelled.
@@ -161,12 +161,22 @@ impl Router {
         }
     }
 
-    /// Tells a worker to stop an attempt.
+    /// Tells a worker to stop an attempt, and to end its reply stream.
     pub(super) fn cancel_at(&self, worker: &WorkerId, id: &RequestId, attempt: u32) {
+        self.stop_at(worker, id, attempt, Lines::new());
+    }
+
+    /// Tells a worker to stop an attempt without a word: another attempt or this router says how the request goes on.
+    pub(super) fn give_up_at(&self, worker: &WorkerId, id: &RequestId, attempt: u32) {
+        let mut headers = Lines::new();
+        headers.push(header::GIVEN_UP, "1");
+        self.stop_at(worker, id, attempt, headers);
+    }
+
+    fn stop_at(&self, worker: &WorkerId, id: &RequestId, attempt: u32, mut headers: Lines) {
         if let Some(pool) = self.subjects_of_pool(worker) {
             return self.send(&pool.cancel(id), None, &Lines::new(), Payload::EMPTY);
         }
-        let mut headers = Lines::new();
         headers.push(header::REQUEST_ID, id.as_str());
         headers.push_number(header::ATTEMPT, attempt.into());
         self.send(&self.subjects.worker_cancel(worker), None, &headers, Payload::EMPTY);

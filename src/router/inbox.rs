@@ -65,7 +65,7 @@ pub async fn subscribe(router: &Router) -> Result<(), ConnectError> {
 /// Takes one message of the inbox.
 pub fn take(router: &Router, message: Message) {
     if let Some((id, worker, attempt)) = router.hear(message) {
-        router.cancel_at(&worker, &id, attempt);
+        router.give_up_at(&worker, &id, attempt);
     }
 }
 

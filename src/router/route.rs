@@ -331,7 +331,7 @@ impl Request {
                     self.cancel_at_worker(decision);
                 }
                 Mail::ShuttingDown => {
-                    self.cancel_at_worker(decision);
+                    self.give_up(decision);
                     return Err(RouteError::ShuttingDown);
                 }
                 Mail::Granted(_) | Mail::Displaced | Mail::AskAgain => {}

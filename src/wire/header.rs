@@ -61,6 +61,8 @@ pub const EVENT: &str = "Rankpin-Event";
 pub const SEQ: &str = "Rankpin-Seq";
 /// `Rankpin-Final`: `true` on the last reply message.
 pub const FINAL: &str = "Rankpin-Final";
+/// `Rankpin-Given-Up`: `1` on a cancel of an attempt whose end the router tells, or another attempt.
+pub const GIVEN_UP: &str = "Rankpin-Given-Up";
 /// `Rankpin-Probe`: `1` on a probe of a worker's cancel subject.
 pub const PROBE: &str = "Rankpin-Probe";
 /// `Nats-Service-Error`: code word of an error.

@@ -30,8 +30,10 @@ struct TokenState {
 /// Why a request is to be given up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CancelReason {
-    /// The frontend does not want it any more, or the router gave the attempt up.
+    /// The frontend does not want it any more.
     Asked,
+    /// The router gave the attempt up, and says how the request goes on.
+    GivenUp,
     /// The worker stops and the request did not end in time.
     Stopping,
     /// Nobody listens to its replies any more.
@@ -44,6 +46,7 @@ const ASKED: u8 = 1;
 const STOPPING: u8 = 2;
 const ABANDONED: u8 = 3;
 const IDLE: u8 = 4;
+const GIVEN_UP: u8 = 5;
 
 impl CancelToken {
     /// Why the request is to be given up; `None` while it is not.
@@ -53,6 +56,7 @@ impl CancelToken {
             STOPPING => Some(CancelReason::Stopping),
             ABANDONED => Some(CancelReason::Abandoned),
             IDLE => Some(CancelReason::Idle),
+            GIVEN_UP => Some(CancelReason::GivenUp),
             _ => None,
         }
     }
@@ -76,6 +80,7 @@ impl CancelToken {
             CancelReason::Stopping => STOPPING,
             CancelReason::Abandoned => ABANDONED,
             CancelReason::Idle => IDLE,
+            CancelReason::GivenUp => GIVEN_UP,
         };
         // The first reason stands.
         let _ = self.0.reason.compare_exchange(0, reason, Ordering::AcqRel, Ordering::Acquire);
@@ -140,10 +145,10 @@ impl Cancels {
     }
 
     /// A cancel came in.
-    pub(super) fn cancel(&self, key: AttemptKey, now: Instant) {
+    pub(super) fn cancel(&self, key: AttemptKey, reason: CancelReason, now: Instant) {
         let mut inner = self.lock();
         if let Some(tokens) = inner.held.get(&key) {
-            tokens.iter().for_each(|token| token.cancel(CancelReason::Asked));
+            tokens.iter().for_each(|token| token.cancel(reason));
             return;
         }
         inner.remember(key, now);
@@ -193,7 +198,7 @@ mod tests {
         let (cancels, now) = (Arc::new(Cancels::default()), Instant::now());
         let first = cancels.enter(key("r", 1), now).expect("not cancelled");
         let second = cancels.enter(key("r", 2), now).expect("not cancelled");
-        cancels.cancel(key("r", 1), now);
+        cancels.cancel(key("r", 1), CancelReason::Asked, now);
         assert_eq!(first.token().reason(), Some(CancelReason::Asked));
         assert_eq!(second.token().reason(), None);
         assert_eq!(cancels.stop_all(), 2);
@@ -212,7 +217,7 @@ mod tests {
         first.token().cancel(CancelReason::Abandoned);
         assert_eq!(second.token().reason(), None);
         drop(first);
-        cancels.cancel(key("r", 1), now);
+        cancels.cancel(key("r", 1), CancelReason::Asked, now);
         assert_eq!(second.token().reason(), Some(CancelReason::Asked));
         drop(second);
         assert!(cancels.lock().held.is_empty());
@@ -221,10 +226,10 @@ mod tests {
     #[test]
     fn a_cancel_before_its_dispatch_counts_once_and_for_a_while() {
         let (cancels, now) = (Arc::new(Cancels::default()), Instant::now());
-        cancels.cancel(key("r", 1), now);
+        cancels.cancel(key("r", 1), CancelReason::Asked, now);
         assert!(cancels.enter(key("r", 1), now).is_none());
         assert!(cancels.enter(key("r", 1), now).is_some(), "it is used up");
-        cancels.cancel(key("s", 1), now);
+        cancels.cancel(key("s", 1), CancelReason::Asked, now);
         assert!(cancels.enter(key("s", 1), now + RECENT_FOR).is_some(), "it is too old");
     }
 
@@ -232,7 +237,7 @@ mod tests {
     fn the_memory_is_bounded() {
         let (cancels, now) = (Arc::new(Cancels::default()), Instant::now());
         for i in 0..3 * MAX_RECENT {
-            cancels.cancel(key(&format!("r{i}"), 1), now);
+            cancels.cancel(key(&format!("r{i}"), 1), CancelReason::Asked, now);
         }
         let inner = cancels.lock();
         assert_eq!((inner.recent.len(), inner.by_age.len()), (MAX_RECENT, MAX_RECENT));

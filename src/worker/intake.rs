@@ -11,6 +11,7 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tracing::{debug, info, warn};
 
+use super::cancel::CancelReason;
 use super::dispatch::{Dispatch, DispatchError};
 use super::engine::{Engine, Refusal};
 use super::registration::Phase;
@@ -182,7 +183,11 @@ fn cancel<E: Engine>(service: &Service<E>, message: &Inbound) {
     let id = message.headers.find(header::REQUEST_ID).and_then(|id| RequestId::new(id).ok());
     let attempt = message.headers.find(header::ATTEMPT).and_then(|attempt| attempt.parse().ok());
     match (id, attempt) {
-        (Some(id), Some(attempt)) => service.cancels.cancel((id, attempt), Instant::now()),
+        (Some(id), Some(attempt)) => {
+            let given_up = message.headers.find(header::GIVEN_UP).is_some();
+            let reason = if given_up { CancelReason::GivenUp } else { CancelReason::Asked };
+            service.cancels.cancel((id, attempt), reason, Instant::now());
+        }
         (None, _) | (_, None) => debug!("ignored a cancel that names no request id and attempt"),
     }
 }

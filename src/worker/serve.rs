@@ -183,7 +183,7 @@ enum Ending {
     Whole(Finished),
     /// The engine refused before anything was published.
     Rejected(Refusal),
-    /// A job was cancelled, or this attempt at it given up: only the router knows which, so nothing is published.
+    /// The attempt was given up, or it is a job, of which only the router knows whether it was cancelled: nothing is published.
     Dropped(Finished),
     /// The reply stream ends in an error.
     Error { status: u16, code: String, message: String, finished: Finished },
@@ -200,7 +200,7 @@ impl Ending {
     fn given_up(reason: CancelReason, figures: Option<Finished>, replies: &ReplyStream) -> Self {
         if replies.is_job() {
             return match reason {
-                CancelReason::Asked | CancelReason::Abandoned => {
+                CancelReason::Asked | CancelReason::GivenUp | CancelReason::Abandoned => {
                     let figures = figures.unwrap_or_else(|| Finished::outcome(Outcome::Cancelled));
                     Self::Dropped(Finished { outcome: Outcome::Cancelled, ..figures })
                 }
@@ -212,6 +212,11 @@ impl Ending {
             };
         }
         let (status, code, outcome, message) = match reason {
+            // Another attempt may have begun: a word of this one would be taken for the request's end.
+            CancelReason::GivenUp => {
+                let figures = figures.unwrap_or_else(|| Finished::outcome(Outcome::Cancelled));
+                return Self::Dropped(Finished { outcome: Outcome::Cancelled, ..figures });
+            }
             CancelReason::Asked => (499, "cancelled", Outcome::Cancelled, "the request was cancelled"),
             // Whoever comes back to its inbox after all is told why there is no more.
             CancelReason::Abandoned => {

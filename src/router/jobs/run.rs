@@ -143,7 +143,7 @@ async fn keep(job: &Job<'_>, seq: Seq) {
                 drop(state);
                 if let Some(worker) = worker {
                     tracing::warn!(request_id = %job.id, %worker, "the worker of a job says nothing of it any more");
-                    job.router.cancel_at(&worker, &job.id, attempt);
+                    job.router.give_up_at(&worker, &job.id, attempt);
                 }
             }
             Word::Accepted { .. } => {}

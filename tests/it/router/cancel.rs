@@ -1,5 +1,6 @@
 //! Cancels, in every phase of a request (protocol section 6.1).
 
+use crate::support::frontend::find;
 use crate::support::{Ask, Behaviour, Cluster, PATIENCE, eventually};
 
 fn ask(id: &str) -> Ask {
@@ -71,6 +72,10 @@ async fn where_no_acceptance_comes_the_router_ends_it() {
     let before = worker.cancels().len();
     dispatch.accept().await;
     worker.cancel(before).await;
+    // What the frontend has asked for, the worker may tell it; what the router has told, it may not.
+    let given_up = |message: &async_nats::Message| find(message, "Rankpin-Given-Up").is_some();
+    let told: Vec<bool> = worker.cancels().iter().map(given_up).collect();
+    assert_eq!(told, [false, true, true]);
 }
 
 #[tokio::test]

@@ -2,10 +2,12 @@
 
 use std::time::Duration;
 
+use futures_util::{FutureExt as _, StreamExt as _};
 use rankpin::wire::event::Outcome;
 
 use super::{Field, error_code, next};
-use crate::support::RawClient;
+use crate::support::frontend::find;
+use crate::support::{RawClient, settle};
 
 #[tokio::test]
 async fn a_request_whose_frontend_is_gone_is_given_up() {
@@ -39,7 +41,7 @@ async fn a_frontend_that_listens_to_the_end_gets_all_and_is_asked_nothing_that_i
     // Longer than a frontend that is gone is waited for.
     while asked < 12 {
         let message = next(&mut attempt.replies).await;
-        let found = crate::support::frontend::find(&message, "Rankpin-Seq").and_then(|seq| seq.parse().ok());
+        let found = find(&message, "Rankpin-Seq").and_then(|seq| seq.parse().ok());
         assert_eq!(found, Some(seq));
         seq += 1;
         asked += u32::from(message.reply.is_some());
@@ -98,4 +100,27 @@ async fn an_engine_that_stops_in_the_middle_of_an_answer_is_given_up() {
     field.cancel("t", "1").await;
     slow.finished(Outcome::Cancelled).await;
     busy.finished(Outcome::Cancelled).await;
+}
+
+#[tokio::test]
+async fn an_attempt_that_the_router_gives_up_ends_without_a_word() {
+    let field = Field::new().await;
+    let _worker = field.worker(0, 1).await;
+    for script in ["hang", "endless"] {
+        let mut attempt = field.dispatch("rank.0", script, script, &[]).await;
+        attempt.accepted().await;
+        attempt.reply().await;
+        let headers = [("Rankpin-Request-Id", script), ("Rankpin-Attempt", "1"), ("Rankpin-Given-Up", "1")];
+        field.publish("rankpin.worker.w.cancel", &headers).await;
+        attempt.finished(Outcome::Cancelled).await;
+        // What it had said before may still have been on its way.
+        settle(&field.client).await;
+        while let Some(message) = attempt.replies.next().now_or_never().flatten() {
+            assert_eq!(
+                find(&message, "Rankpin-Final"),
+                None,
+                "the frontend is not told an end: another attempt goes on"
+            );
+        }
+    }
 }

@@ -135,10 +135,16 @@ impl Field {
     }
 
     pub async fn cancel(&self, id: &str, attempt: &str) {
+        self.publish("rankpin.worker.w.cancel", &[("Rankpin-Request-Id", id), ("Rankpin-Attempt", attempt)]).await;
+    }
+
+    /// Publishes headers and nothing else.
+    pub async fn publish(&self, subject: &'static str, pairs: &[(&str, &str)]) {
         let mut headers = HeaderMap::new();
-        headers.insert("Rankpin-Request-Id", id);
-        headers.insert("Rankpin-Attempt", attempt);
-        self.client.publish_with_headers("rankpin.worker.w.cancel", headers, Bytes::new()).await.expect("published");
+        for (name, value) in pairs {
+            headers.insert(*name, *value);
+        }
+        self.client.publish_with_headers(subject, headers, Bytes::new()).await.expect("published");
     }
 }
 
@@ -179,9 +185,13 @@ impl Attempt {
     }
 
     pub async fn finished(&mut self, outcome: Outcome) -> Finished {
-        match self.event().await {
-            Event::Finished(finished) if finished.outcome == outcome => finished,
-            other => panic!("awaited {outcome:?}, came {other:?}"),
+        loop {
+            match self.event().await {
+                // On a slow machine it takes long enough for one.
+                Event::Progress => {}
+                Event::Finished(finished) if finished.outcome == outcome => return finished,
+                other => panic!("awaited {outcome:?}, came {other:?}"),
+            }
         }
     }
 
