@@ -6,6 +6,7 @@ use axum::body::{Body, Bytes};
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Request as HttpRequest, Response, StatusCode, header};
 use bytes::BytesMut;
 use futures_util::StreamExt as _;
+use tokio::sync::SemaphorePermit;
 
 use super::Gateway;
 use super::api::{Api, Family};
@@ -19,6 +20,8 @@ use crate::config::gateway::{ClientHints, PlacementHeaders};
 use crate::core::id::Tenant;
 use crate::wire::header as wire;
 
+/// A body up to this size in bytes needs no room of its own.
+const SMALL_BODY: usize = 256 << 10;
 /// Largest answer that is put together of several messages, in bytes.
 const MAX_ANSWER: usize = 256 << 20;
 
@@ -80,11 +83,13 @@ async fn answer(
 ) -> Result<Answered, Problem> {
     let (parts, body) = request.into_parts();
     let tenant = gateway.tenant(&parts.headers)?;
+    let room = gateway.room_for(&parts.headers).await;
     let body = body::read(&parts.headers, body, gateway.config.max_body).await?;
     let Peek { model, stream } = body::peek(&body)?;
     let request = gateway.request(&parts.headers, api, Request::new(model, body), tenant)?;
     *id = HeaderValue::from_str(request.id().as_str()).ok();
     let mut replies = gateway.client.send(request).await?;
+    drop(room);
     if replies.has_stored_body() {
         gateway.metrics.large_bodies.inc();
     }
@@ -122,6 +127,17 @@ async fn rest(first: Chunk, mut replies: ReplyStream) -> Result<Bytes, Problem> 
 }
 
 impl Gateway {
+    /// Waits for room in memory for a body. One that does not say how large it is may be as large as any.
+    async fn room_for(&self, headers: &HeaderMap) -> Option<SemaphorePermit<'_>> {
+        let told = headers.get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse::<usize>().ok());
+        let size = told.unwrap_or(usize::MAX).min(self.config.max_body);
+        if size <= SMALL_BODY {
+            return None;
+        }
+        let kib = u32::try_from(size.div_ceil(1024)).unwrap_or(u32::MAX);
+        self.room.acquire_many(kib).await.ok()
+    }
+
     /// Whose request it is; nobody's where there are no keys.
     pub(super) fn tenant(&self, headers: &HeaderMap) -> Result<Option<Tenant>, Problem> {
         self.keys.as_ref().map(|keys| keys.tenant(headers)).transpose()

@@ -27,7 +27,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::net::TcpListener;
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinSet;
 use tracing::{info, warn};
 
@@ -48,6 +48,8 @@ use crate::wire::subject::Subjects;
 
 /// Messages of one answer that wait for a client which reads slowly; beyond, its stream ends in an error.
 const STREAM_CAPACITY: usize = 8192;
+/// Most bytes of large bodies in memory at a time; further ones are read once there is room.
+const MAX_BODIES: usize = 1 << 30;
 /// How long the last cancels may take to reach the server when a gateway stops.
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -92,6 +94,8 @@ pub struct Gateway {
     batches: Option<Batches>,
     metrics: Arc<Metrics>,
     stopping: watch::Receiver<bool>,
+    /// Room for bodies in memory, in KiB.
+    room: Semaphore,
 }
 
 impl Gateway {
@@ -146,6 +150,7 @@ async fn start(config: GatewayConfig) -> Result<Running, GatewayError> {
         batches,
         metrics: Arc::clone(&metrics),
         stopping: stopping.clone(),
+        room: Semaphore::new(MAX_BODIES >> 10),
         config,
     });
     let server = Server { routes: routes::routes(&gateway), tls, stopping, metrics };

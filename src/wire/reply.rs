@@ -81,24 +81,38 @@ pub struct ReplyHead {
 impl ReplyHead {
     /// Reads the headers of a reply message. Values that are no numbers where numbers belong are as if missing.
     pub fn read<'h>(headers: impl Iterator<Item = (&'h str, &'h str)> + Clone) -> Self {
-        let find = |name| header::find(headers.clone(), name);
-        let text = |name| find(name).map(str::to_owned);
-        let code = find(header::SERVICE_ERROR_CODE).and_then(|code| code.parse().ok());
-        let word = text(header::SERVICE_ERROR);
+        const NAMES: [&str; 11] = [
+            header::SEQ,
+            header::ATTEMPT,
+            header::REQUEST_ID,
+            header::FINAL,
+            header::WORKER,
+            header::DP_RANK,
+            header::DECISION,
+            header::CONTENT_TYPE,
+            header::SERVICE_ERROR_CODE,
+            header::SERVICE_ERROR,
+            header::RETRY_AFTER,
+        ];
+        // One pass: it is made for every token of every answer.
+        let [seq, attempt, request_id, last, worker, dp_rank, decision, content_type, code, word, retry_after] =
+            header::find_all(headers, NAMES);
+        let text = |value: Option<&str>| value.map(str::to_owned);
+        let code = code.and_then(|code| code.parse().ok());
         Self {
-            request_id: text(header::REQUEST_ID),
-            seq: find(header::SEQ).and_then(|v| v.parse().ok()),
-            attempt: find(header::ATTEMPT).and_then(|v| v.parse().ok()),
-            last: find(header::FINAL).is_some_and(|v| v.eq_ignore_ascii_case("true")),
-            worker: text(header::WORKER),
-            dp_rank: find(header::DP_RANK).and_then(|v| v.parse().ok()),
-            decision: text(header::DECISION),
-            content_type: text(header::CONTENT_TYPE),
-            error: match (code, word) {
+            request_id: text(request_id),
+            seq: seq.and_then(|v| v.parse().ok()),
+            attempt: attempt.and_then(|v| v.parse().ok()),
+            last: last.is_some_and(|v| v.eq_ignore_ascii_case("true")),
+            worker: text(worker),
+            dp_rank: dp_rank.and_then(|v| v.parse().ok()),
+            decision: text(decision),
+            content_type: text(content_type),
+            error: match (code, text(word)) {
                 (None, None) => None,
                 (code, word) => Some((code.unwrap_or(500), word.unwrap_or_default())),
             },
-            retry_after_s: find(header::RETRY_AFTER).and_then(|v| v.parse().ok()),
+            retry_after_s: retry_after.and_then(|v| v.parse().ok()),
         }
     }
 }
