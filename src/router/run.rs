@@ -210,6 +210,11 @@ fn link_options(link: &LinkOptions, subjects: &Subjects, role: &str) -> LinkOpti
     LinkOptions { name: format!("rankpin router {role}"), inbox_prefix: subjects.router_inbox_prefix(), ..link.clone() }
 }
 
+/// How often a bucket is looked for or made at start, and the pause between: a cluster that was just started, or elects a
+/// leader, answers after some seconds.
+const TRIES: u32 = 5;
+const TRY_AGAIN_AFTER: Duration = Duration::from_secs(1);
+
 /// Makes a bucket that is missing, where that is wanted. One that is there is never changed.
 pub(super) async fn provide(
     bucket: &Bucket,
@@ -217,8 +222,9 @@ pub(super) async fn provide(
     config: &RouterConfig,
 ) -> Result<BucketInfo, RouterError> {
     let failed = |verb, problem| RouterError::Bucket { bucket: bucket.name().to_owned(), verb, problem };
-    let mut made = false;
+    let (mut made, mut tries) = (false, 0);
     loop {
+        tries += 1;
         match bucket.look().await {
             Look::There(info) => {
                 tell_differences(bucket, &info, max_age, config.replicas);
@@ -231,13 +237,15 @@ pub(super) async fn provide(
             }
             Look::Missing if made => return Err(failed("made", "it is not there after it was made".into())),
             Look::Missing => {
-                made = true;
-                if let Err(error) = bucket.create_on(config.replicas, 1, max_age).await {
+                let making = bucket.create_on(config.replicas, 1, max_age).await;
+                made = making.is_ok();
+                if let Err(error) = making {
                     bucket.link().check_permissions()?;
                     // Another router may have made it at the same moment.
-                    if !matches!(bucket.look().await, Look::There(_)) {
+                    if tries >= TRIES && !matches!(bucket.look().await, Look::There(_)) {
                         return Err(failed("made", error.0));
                     }
+                    tokio::time::sleep(TRY_AGAIN_AFTER).await;
                 }
             }
             Look::NoJetStream(problem) => {
@@ -245,7 +253,10 @@ pub(super) async fn provide(
             }
             Look::Silent(problem) => {
                 bucket.link().check_permissions()?;
-                return Err(failed("read", problem));
+                if tries >= TRIES {
+                    return Err(failed("read", problem));
+                }
+                tokio::time::sleep(TRY_AGAIN_AFTER).await;
             }
         }
     }
