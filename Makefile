@@ -1,9 +1,9 @@
 # What this project is worked on with; `make` alone lists it.
 .DEFAULT_GOAL := help
-.PHONY: help demo test chaos bench fuzz fmt lint docs schemas sbom audit permissions
+.PHONY: help demo test test-sdk test-compose test-vllm check-deploy chaos chaos-jobs bench fuzz fmt lint docs schemas sbom audit permissions
 
 help: ## List what can be made
-	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 # Recorded conversations that the demo plays besides its own, where they are there.
 CONVERSATIONS ?= $(wildcard ../shared/data/conversations.jsonl)
@@ -17,11 +17,34 @@ bench: ## Measure what the router costs
 test: ## Run all tests, the integration tests against a real NATS server
 	RANKPIN_NATS_SERVER="$$(scripts/nats-server)" && export RANKPIN_NATS_SERVER && cargo test --locked
 
-# Jobs, faults and seed.
-CHAOS ?= 10000 20 1
+test-sdk: ## Run the official Python client libraries (openai, anthropic, litellm) against a gateway
+	cargo build --locked
+	scripts/test-sdk
 
-chaos: ## Kill, freeze and restart what runs durable jobs: make chaos CHAOS="10000 20 3"
-	RANKPIN_NATS_SERVER="$$(scripts/nats-server)" RANKPIN_CHAOS_JOBS="$(CHAOS)" cargo test --locked --test it -- jobs::chaos --nocapture
+# A directory with vLLM installed in venv/ and a model that it serves in model/.
+VLLM ?=
+
+test-vllm: ## Test against a real vLLM of two ranks: make test-vllm VLLM=dir
+	@test -x "$(VLLM)/venv/bin/vllm" -a -d "$(VLLM)/model" || \
+		{ echo "VLLM=dir: a directory with vLLM installed in venv/, and a small model in model/" >&2; exit 1; }
+	RANKPIN_NATS_SERVER="$$(scripts/nats-server)" RANKPIN_VLLM="$(abspath $(VLLM))" \
+		cargo test --locked --test it -- vllm:: --ignored --nocapture
+
+test-compose: ## Run docker-compose.yml with real containers, and break things in it
+	scripts/test-compose
+
+check-deploy: ## Check the Dockerfile and what is under deploy/, without an engine or a cluster
+	scripts/check-deploy
+
+# Seconds and seed; jobs, faults and seed.
+CHAOS ?= 1800 1
+CHAOS_JOBS ?= 10000 20 1
+
+chaos: ## Break a cluster under load in every way: make chaos CHAOS="1800 3"
+	RANKPIN_NATS_SERVER="$$(scripts/nats-server)" RANKPIN_CHAOS="$(CHAOS)" cargo test --locked --test it -- chaos::run --nocapture
+
+chaos-jobs: ## Kill, freeze and restart what runs durable jobs: make chaos-jobs CHAOS_JOBS="10000 20 3"
+	RANKPIN_NATS_SERVER="$$(scripts/nats-server)" RANKPIN_CHAOS_JOBS="$(CHAOS_JOBS)" cargo test --locked --test it -- jobs::chaos --nocapture
 
 TARGET ?= json_body
 SECONDS ?= 300

@@ -13,16 +13,18 @@
 //!
 //! # What is of use outside
 //!
-//! [`worker`] hosts an engine, [`client`] is a frontend, [`wire`] has the messages with their schemas. The contract
-//! itself is `docs/protocol.md`; nothing in it needs this crate.
+//! [`gateway`] serves HTTP, [`bridge`] stands in front of an engine's HTTP server, [`worker`] hosts an engine, [`client`]
+//! is a frontend, [`wire`] has the messages with their schemas. The contract itself is `docs/protocol.md`; nothing in it needs this crate.
 
 pub mod bench;
+pub mod bridge;
 pub mod cli;
 pub mod client;
 pub mod config;
 pub mod core;
 pub mod demo;
 pub mod explain;
+pub mod gateway;
 pub mod local;
 pub mod nats;
 pub mod ops;
@@ -31,5 +33,6 @@ pub mod router;
 pub mod sim;
 pub mod telemetry;
 pub mod top;
+pub mod up;
 pub mod wire;
 pub mod worker;

@@ -1,6 +1,7 @@
 //! The command line, one file per subcommand.
 
 mod bench;
+mod bridge;
 mod completions;
 mod config;
 mod connection;
@@ -8,6 +9,8 @@ mod demo;
 mod doctor;
 mod drain;
 mod explain;
+mod gateway;
+mod health;
 mod jobs;
 mod output;
 mod permissions;
@@ -19,6 +22,7 @@ mod schema;
 mod signals;
 mod sim;
 mod top;
+mod up;
 mod workers;
 
 use clap::{Parser, Subcommand};
@@ -48,6 +52,9 @@ Environment:
 #[derive(Debug, Subcommand)]
 enum Command {
     Router(router::Args),
+    Gateway(gateway::Args),
+    Bridge(Box<bridge::Args>),
+    Up(Box<up::Args>),
     Workers(Box<workers::Args>),
     Pins(Box<pins::Args>),
     Drain(Box<drain::Args>),
@@ -59,6 +66,7 @@ enum Command {
     Schema(schema::Args),
     Demo(demo::Args),
     Explain(Box<explain::Args>),
+    Health(health::Args),
     Replay(replay::Args),
     Jobs(Box<jobs::Args>),
     Bench(bench::Args),
@@ -83,9 +91,13 @@ enum Logs {
 impl Command {
     fn logs(&self) -> Logs {
         match self {
-            Self::Router(_) | Self::Config(_) | Self::NatsPermissions(_) | Self::Completions(_) | Self::Man(_) => {
-                Logs::Own
-            }
+            Self::Router(_)
+            | Self::Gateway(_)
+            | Self::Health(_)
+            | Self::Config(_)
+            | Self::NatsPermissions(_)
+            | Self::Completions(_)
+            | Self::Man(_) => Logs::Own,
             Self::Workers(_)
             | Self::Pins(_)
             | Self::Drain(_)
@@ -95,8 +107,11 @@ impl Command {
             | Self::Demo(_)
             | Self::Explain(_)
             | Self::Replay(_)
-            | Self::Jobs(_) => Logs::Quiet,
-            Self::Provision(_) | Self::BenchForwarder(_) | Self::Schema(_) | Self::Sim(_) => Logs::Service,
+            | Self::Jobs(_)
+            | Self::Up(_) => Logs::Quiet,
+            Self::Provision(_) | Self::BenchForwarder(_) | Self::Schema(_) | Self::Sim(_) | Self::Bridge(_) => {
+                Logs::Service
+            }
         }
     }
 }
@@ -116,6 +131,11 @@ impl Cli {
                 logging::init(config.log_format)?;
                 router::run(config).await
             }
+            Command::Gateway(args) => {
+                let config = args.resolve(format)?;
+                logging::init(config.log_format)?;
+                gateway::run(config).await
+            }
             Command::Workers(args) => workers::run(*args).await,
             Command::Pins(args) => pins::run(*args).await,
             Command::Drain(args) => drain::run(*args).await,
@@ -124,6 +144,9 @@ impl Cli {
             Command::Config(args) => config::run(args, format),
             Command::Provision(args) => provision::run(args, format).await,
             Command::NatsPermissions(args) => permissions::run(&args),
+            Command::Bridge(args) => bridge::run(*args).await,
+            Command::Up(args) => up::run(*args).await,
+            Command::Health(args) => health::run(&args).await,
             Command::Bench(args) => bench::run(args).await,
             Command::BenchForwarder(args) => bench::run_forwarder(args).await,
             Command::Demo(args) => demo::run(args).await,

@@ -4,7 +4,7 @@ use anyhow::Context as _;
 use clap::{Arg, ArgMatches, Command, FromArgMatches};
 
 use super::signals;
-use crate::config::{self, CONFIG, Flags, Given, RouterConfig, SETTINGS, Setting};
+use crate::config::{self, CONFIG, Flags, Given, RouterConfig, SETTINGS, Setting, gateway};
 use crate::telemetry::logging::LogFormat;
 
 /// The flags of `rankpin router`, as they were given.
@@ -102,7 +102,7 @@ impl Args {
         if let Some(format) = log_format {
             self.flags.insert("log_format", format.name().to_owned());
         }
-        refuse_unknown_variables(std::env::vars_os().filter_map(|(name, _)| name.into_string().ok()))?;
+        refuse_unknown_variables("router")?;
         Ok(config::resolve(&self.flags, &|name| std::env::var(name).ok())?)
     }
 }
@@ -114,18 +114,31 @@ pub(super) async fn run(config: RouterConfig) -> anyhow::Result<()> {
 }
 
 /// A misspelt variable would be silently without effect. Those that Kubernetes sets for a service named rankpin are none
-/// of ours.
-fn refuse_unknown_variables(names: impl Iterator<Item = String>) -> anyhow::Result<()> {
-    const OTHERS: [&str; 5] =
-        ["RANKPIN_LOG", "RANKPIN_NATS_SERVER", "RANKPIN_CONVERSATIONS", "RANKPIN_CHAOS_JOBS", "RANKPIN_INBOX_PREFIX"];
+/// of ours, and a gateway may stand beside a router in one environment.
+pub(super) fn refuse_unknown_variables(subcommand: &str) -> anyhow::Result<()> {
+    const OTHERS: [&str; 6] = [
+        "RANKPIN_LOG",
+        "RANKPIN_NATS_SERVER",
+        "RANKPIN_CONVERSATIONS",
+        "RANKPIN_CHAOS_JOBS",
+        // A bridge's, which may stand beside a router in one environment.
+        "RANKPIN_ENGINE_KEY",
+        "RANKPIN_INBOX_PREFIX",
+    ];
     let known = |name: &str| {
         OTHERS.contains(&name)
-            || std::iter::once(&CONFIG).chain(SETTINGS).any(|setting| setting.variables().any(|own| own == name))
+            || std::iter::once(&CONFIG)
+                .chain(SETTINGS)
+                .chain(gateway::SETTINGS)
+                .any(|setting| setting.variables().any(|own| own == name))
     };
     let kubernetes = |name: &str| name.contains("_SERVICE_") || name == "RANKPIN_PORT" || name.contains("_PORT_");
+    let names = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
     for name in names.filter(|name| name.starts_with("RANKPIN_")) {
         if !known(&name) && !kubernetes(&name) {
-            anyhow::bail!("environment: {name} is no setting; `rankpin router --help` lists those that there are");
+            anyhow::bail!(
+                "environment: {name} is no setting; `rankpin {subcommand} --help` lists those that there are"
+            );
         }
     }
     Ok(())
@@ -136,7 +149,8 @@ fn flags() -> impl Iterator<Item = &'static Setting> {
     std::iter::once(&CONFIG).chain(SETTINGS).filter(|setting| setting.key != "log_format")
 }
 
-fn arg(setting: &'static Setting) -> Arg {
+/// The flag of a setting.
+pub(super) fn arg(setting: &'static Setting) -> Arg {
     let mut help = setting.help.to_owned();
     let variables: Vec<String> = setting.variables().collect();
     help.push_str(&format!(" [env: {}]", variables.join(", ")));

@@ -1,5 +1,6 @@
 //! `rankpin sim`: a worker with a simulated engine.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context as _, anyhow, bail};
@@ -8,7 +9,7 @@ use tracing::info;
 use super::connection::Connection;
 use super::signals;
 use crate::core::id::{Model, Pool, RankRange, WorkerId};
-use crate::sim::{Echo, SimEngine, SimOptions};
+use crate::sim::{Echo, Script, SimEngine, SimOptions};
 use crate::worker::{Acceptance, Engine, Worker, WorkerOptions};
 
 /// Run a worker with a simulated engine: every rank has a prefix cache of its own
@@ -101,9 +102,18 @@ struct Simulation {
     #[arg(long, value_name = "TOKENS")]
     decode_rate: Option<f64>,
 
+    /// How long the engine may be silent in the middle of an answer; then the request ends in an error [default: 60s]
+    #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration)]
+    stream_idle_timeout: Option<Duration>,
+
     /// Longest answer; a request may ask for a shorter one [default: 64]
     #[arg(long, value_name = "TOKENS")]
     output_tokens: Option<u64>,
+
+    /// What it says in place of made-up words: a JSON array of steps, {"text": "…"} or {"calls": [{"name": "…",
+    /// "arguments": {…}}]}, the first for what the user says, each further one for the result of a tool call
+    #[arg(long, value_name = "FILE")]
+    script: Option<PathBuf>,
 }
 
 const EXAMPLES: &str = "\
@@ -128,8 +138,12 @@ pub(super) async fn run(args: Args) -> anyhow::Result<()> {
             }
             let simulation = args.simulation.options(options.ranks);
             let engine = SimEngine::new(simulation).map_err(|problem| anyhow!(problem))?;
+            let engine = engine.with_script(args.simulation.script()?);
             options.block_size = Some(simulation.block_size);
             options.kv_blocks = Some(simulation.kv_blocks);
+            if let Some(timeout) = args.simulation.stream_idle_timeout {
+                options.stream_idle_timeout = timeout;
+            }
             serve(options, engine, args.drain_timeout, stop).await
         }
     }
@@ -194,6 +208,13 @@ impl Simulation {
         }
     }
 
+    fn script(&self) -> anyhow::Result<Script> {
+        let Some(path) = &self.script else { return Ok(Script::default()) };
+        let shown = path.display();
+        let text = std::fs::read_to_string(path).with_context(|| format!("cannot read the script {shown}"))?;
+        Script::parse(&text).map_err(|problem| anyhow!("the script {shown} is none: {problem}"))
+    }
+
     /// A setting that can have no effect is an error.
     fn refuse_all(&self) -> anyhow::Result<()> {
         let given = [
@@ -202,7 +223,9 @@ impl Simulation {
             ("--speed", self.speed.is_some()),
             ("--prefill-rate", self.prefill_rate.is_some()),
             ("--decode-rate", self.decode_rate.is_some()),
+            ("--stream-idle-timeout", self.stream_idle_timeout.is_some()),
             ("--output-tokens", self.output_tokens.is_some()),
+            ("--script", self.script.is_some()),
         ];
         match given.iter().find(|(_, given)| *given) {
             Some((flag, _)) => Err(anyhow!("{flag} can have no effect: the echo simulates nothing")),

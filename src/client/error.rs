@@ -2,8 +2,11 @@
 
 use std::time::Duration;
 
+use bytes::Bytes;
+
 use super::sequence::SequenceError;
 use crate::nats::ConnectError;
+use crate::wire::body::BodyError;
 
 /// Why a request has no reply, or why its reply stream ended early. What was given out before stays valid as far as
 /// it goes; nothing is ever given out twice.
@@ -24,6 +27,12 @@ pub enum ClientError {
         /// The server's limit.
         max: usize,
     },
+    /// The request's body, which a message can't hold, could not be stored; the request was not published.
+    #[error("the body is too large for a message, and could not be stored for the worker: {0}")]
+    LargeBody(String),
+    /// The request's body, which was to be stored because a message can't hold it, is none; it was not published.
+    #[error(transparent)]
+    Body(#[from] BodyError),
     /// This client has as many streams open as it may; the request was not published.
     #[error("{max} reply streams are open, the most that this client may have")]
     TooManyOpen {
@@ -44,6 +53,8 @@ pub enum ClientError {
         message: String,
         /// Seconds after which to try again, where the answer says so.
         retry_after_s: Option<u32>,
+        /// The answer as it came.
+        answer: Answer,
     },
     /// Nothing came for too long. A killed router can't say so: this is how one notices.
     #[error("no reply message came within {} ms", .0.as_millis())]
@@ -65,6 +76,15 @@ pub enum ClientError {
     },
 }
 
+/// Body of an error as it came: of an engine's own error (`engine_error`) what the engine said, verbatim.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Answer {
+    /// The payload.
+    pub payload: Bytes,
+    /// Its media type, where the answer says it.
+    pub content_type: Option<String>,
+}
+
 impl ClientError {
     /// The code word of an error that router or worker sent.
     pub fn service_code(&self) -> Option<&str> {
@@ -73,6 +93,8 @@ impl ClientError {
             Self::Connect(_)
             | Self::Disconnected
             | Self::TooLarge { .. }
+            | Self::LargeBody(_)
+            | Self::Body(_)
             | Self::TooManyOpen { .. }
             | Self::NoResponders
             | Self::Idle(_)

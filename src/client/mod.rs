@@ -18,6 +18,7 @@
 //! # }
 //! ```
 
+mod bodies;
 mod error;
 mod inbox;
 pub mod jobs;
@@ -29,14 +30,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::StreamExt as _;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::AbortHandle;
 use tracing::{debug, warn};
 
-pub use error::ClientError;
+pub use bodies::{HEADROOM, LargeBodies};
+pub use error::{Answer, ClientError};
 pub use request::Request;
 pub use stream::{Chunk, ReplyStream, Served};
 
+use self::bodies::Bodies;
 use self::inbox::Inbox;
 use self::stream::Patience;
 use crate::core::id::{Namespace, RequestId};
@@ -64,19 +67,27 @@ pub struct ClientOptions {
     pub max_open: usize,
     /// Messages that one stream holds for its reader, at least 1.
     pub stream_capacity: usize,
+    /// How bodies travel that a message can't hold (the server's `max_payload` less [`HEADROOM`]); `None` refuses them.
+    pub large_bodies: Option<LargeBodies>,
 }
 
 impl ClientOptions {
     /// Options for servers at `urls` (commas between), with the defaults: namespace `rankpin`, 60 s of silence,
-    /// 30 s for a worker to be found, 65,536 streams of 1,024 messages.
+    /// 30 s for a worker to be found, 65,536 streams of 1,024 messages, no large bodies.
     pub fn new(urls: &str) -> Self {
+        Self::of(LinkOptions::new(urls, "rankpin frontend"))
+    }
+
+    /// The same, for this way to connect.
+    pub fn of(link: LinkOptions) -> Self {
         Self {
-            link: LinkOptions::new(urls, "rankpin frontend"),
+            link,
             namespace: Namespace::new("rankpin").expect("the default is valid"),
             idle_timeout: Duration::from_secs(60),
             request_timeout: Duration::from_secs(30),
             max_open: 65_536,
             stream_capacity: 1024,
+            large_bodies: None,
         }
     }
 }
@@ -92,11 +103,21 @@ struct Shared {
     options: ClientOptions,
     subjects: Subjects,
     link: Link,
+    bodies: Option<Bodies>,
     inbox: Arc<Inbox>,
     /// The connection on which the inbox stands, counted from 1.
     standing: watch::Receiver<Option<u64>>,
-    cancels: mpsc::Sender<RequestId>,
+    cancels: mpsc::Sender<Cancel>,
     reader: AbortHandle,
+}
+
+/// What the task that publishes cancels is told.
+#[derive(Debug)]
+enum Cancel {
+    /// To cancel a request.
+    Request(RequestId),
+    /// To say when what came before is out.
+    Flush(oneshot::Sender<()>),
 }
 
 impl Client {
@@ -109,10 +130,14 @@ impl Client {
         let reader = Reader { link: link.clone(), inbox: inbox.clone(), up };
         let reader = tokio::spawn(reader.run()).abort_handle();
         let subjects = Subjects::new(options.namespace.clone());
+        let bodies = match options.large_bodies {
+            Some(large) => Some(Bodies::open(large, options.link.clone(), &subjects).await?),
+            None => None,
+        };
         let (cancels, waiting) = mpsc::channel(MAX_WAITING_CANCELS);
         // Ends by itself once every sender is gone, after what still waits.
         tokio::spawn(publish_cancels(link.clone(), subjects.clone(), waiting));
-        let shared = Arc::new(Shared { options, subjects, link, inbox, standing, cancels, reader });
+        let shared = Arc::new(Shared { options, subjects, link, bodies, inbox, standing, cancels, reader });
         let client = Self { shared };
         client.shared.wait_for_inbox().await;
         // Tells too whether this user may subscribe to the inbox.
@@ -122,24 +147,34 @@ impl Client {
 
     /// Publishes a request; its replies come on the stream. Errors here mean that it was not published, except
     /// [`ClientError::Disconnected`], after which it may have been.
-    pub async fn send(&self, request: Request) -> Result<ReplyStream, ClientError> {
+    pub async fn send(&self, mut request: Request) -> Result<ReplyStream, ClientError> {
         let shared = &self.shared;
-        let subject = request.subject(&shared.subjects);
-        let mut headers = request.headers;
-        headers.set(header::REQUEST_ID, request.id.as_str());
-        let (size, max) = (headers.wire_len() + request.body.len(), shared.link.max_payload());
+        request.headers.set(header::REQUEST_ID, request.id.as_str());
+        let size = |request: &Request| request.headers.wire_len() + request.body.len();
+        let max = shared.link.max_payload();
+        let stored = match &shared.bodies {
+            Some(bodies) if size(&request) > max.saturating_sub(HEADROOM) => {
+                let name = Box::pin(bodies.store(&mut request)).await?;
+                Some(StoredBody { shared: shared.clone(), name })
+            }
+            Some(_) | None => None,
+        };
+        let size = size(&request);
         if size > max {
             return Err(ClientError::TooLarge { size, max });
         }
+        let subject = request.subject(&shared.subjects);
+        let headers = request.headers;
         let idle = request.idle_timeout.unwrap_or(shared.options.idle_timeout);
-        let first = idle.saturating_add(request.timeout.unwrap_or(shared.options.request_timeout));
+        let wait = request.timeout.unwrap_or(shared.options.request_timeout);
+        let first = request.answer_timeout.unwrap_or(idle).saturating_add(wait);
         let patience = Patience { first, idle, deadline: request.deadline };
 
         let connection = shared.wait_for_inbox().await.ok_or(ClientError::Disconnected)?;
         let opened = shared.inbox.open(connection).ok_or(ClientError::TooManyOpen { max: shared.options.max_open })?;
         let reply = shared.inbox.subject(opened.token);
         // From here on the stream's drop tidies up, and cancels what may have gone out.
-        let stream = ReplyStream::new(shared.clone(), request.id, opened, patience);
+        let stream = ReplyStream::new(shared.clone(), request.id, opened, patience, stored);
         // A connection that was lost before the stream was opened has not ended it.
         if *shared.standing.borrow() != Some(connection) {
             return Err(ClientError::Disconnected);
@@ -155,9 +190,40 @@ impl Client {
         }
     }
 
+    /// Waits until the cancels of the streams that were dropped have reached the server; for a process that is about to end.
+    pub async fn flush_cancels(&self) {
+        let (out, is_out) = oneshot::channel();
+        if self.shared.cancels.send(Cancel::Flush(out)).await.is_ok() {
+            let _ = is_out.await;
+        }
+        if let Err(error) = self.shared.link.barrier().await {
+            debug!(%error, "cancels may not have reached the server");
+        }
+    }
+
+    /// Whether the connection stands.
+    pub fn is_connected(&self) -> bool {
+        self.shared.link.is_connected()
+    }
+
     /// How many reply streams are open.
     pub fn open_streams(&self) -> usize {
         self.shared.inbox.len()
+    }
+}
+
+/// A body in the object store, which goes when the request has ended.
+#[derive(Debug)]
+struct StoredBody {
+    shared: Arc<Shared>,
+    name: String,
+}
+
+impl Drop for StoredBody {
+    fn drop(&mut self) {
+        if let Some(bodies) = &self.shared.bodies {
+            bodies.forget(std::mem::take(&mut self.name));
+        }
     }
 }
 
@@ -170,7 +236,7 @@ impl Shared {
     }
 
     fn cancel(&self, id: &RequestId) {
-        if self.cancels.try_send(id.clone()).is_err() {
+        if self.cancels.try_send(Cancel::Request(id.clone())).is_err() {
             warn!(request_id = %id, "too many cancels wait, this request is not cancelled");
         }
     }
@@ -182,8 +248,15 @@ impl Drop for Shared {
     }
 }
 
-async fn publish_cancels(link: Link, subjects: Subjects, mut waiting: mpsc::Receiver<RequestId>) {
-    while let Some(id) = waiting.recv().await {
+async fn publish_cancels(link: Link, subjects: Subjects, mut waiting: mpsc::Receiver<Cancel>) {
+    while let Some(cancel) = waiting.recv().await {
+        let id = match cancel {
+            Cancel::Request(id) => id,
+            Cancel::Flush(out) => {
+                let _ = out.send(());
+                continue;
+            }
+        };
         if let Err(error) = link.publish(subjects.cancel(&id), None, Headers::new(), bytes::Bytes::new()).await {
             debug!(request_id = %id, %error, "a cancel could not be published");
         }

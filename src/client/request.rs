@@ -19,6 +19,8 @@ pub struct Request {
     pub(super) timeout: Option<Duration>,
     pub(super) deadline: Option<Duration>,
     pub(super) idle_timeout: Option<Duration>,
+    pub(super) answer_timeout: Option<Duration>,
+    pub(super) trusted: bool,
 }
 
 impl Request {
@@ -34,12 +36,27 @@ impl Request {
 
     fn with(model: Option<Model>, body: Bytes) -> Self {
         let id = RequestId::new(&uuid::Uuid::now_v7().to_string()).expect("a UUID is 36 of [0-9a-f-]");
-        Self { id, model, body, headers: Headers::new(), timeout: None, deadline: None, idle_timeout: None }
+        Self {
+            id,
+            model,
+            body,
+            headers: Headers::new(),
+            timeout: None,
+            deadline: None,
+            idle_timeout: None,
+            answer_timeout: None,
+            trusted: false,
+        }
     }
 
     /// The request's id.
     pub fn id(&self) -> &RequestId {
         &self.id
+    }
+
+    /// Its headers so far.
+    pub fn headers(&self) -> &Headers {
+        &self.headers
     }
 
     /// Gives it an id of one's own in place of the made one; ids of requests under way must differ.
@@ -86,6 +103,20 @@ impl Request {
         self
     }
 
+    /// How long its first message may take once a worker was found, in place of the idle timeout: the whole of an answer
+    /// that is not streamed is one message.
+    pub fn answer_timeout(mut self, timeout: Duration) -> Self {
+        self.answer_timeout = Some(timeout);
+        self
+    }
+
+    /// Publishes it where gateways do, so that its tenant and priority are believed by routers with untrusted frontends.
+    /// Counts only with a model: that subject names one.
+    pub fn trusted(mut self) -> Self {
+        self.trusted = true;
+        self
+    }
+
     /// Higher first while requests queue; 0 where it is left out.
     pub fn priority(mut self, priority: i32) -> Self {
         self.headers.set(header::PRIORITY, &priority.to_string());
@@ -118,6 +149,7 @@ impl Request {
 
     pub(super) fn subject(&self, subjects: &Subjects) -> String {
         match &self.model {
+            Some(model) if self.trusted => subjects.trusted(model),
             Some(model) => subjects.request(model),
             None => subjects.request_of_body(),
         }
@@ -159,6 +191,7 @@ mod tests {
         assert_eq!(request.headers.find("Traceparent"), Some("00-1"));
         let subjects = Subjects::new(Namespace::new("ns").expect("valid"));
         assert_eq!(request.subject(&subjects), "ns.request.a/b%2Ec");
+        assert_eq!(request.trusted().subject(&subjects), "ns.trusted.a/b%2Ec");
         assert_eq!(Request::without_model("{}").subject(&subjects), "ns.request");
     }
 

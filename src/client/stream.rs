@@ -9,10 +9,10 @@ use bytes::Bytes;
 use futures_util::{Stream, StreamExt as _};
 use tokio::time::{Instant, Sleep};
 
-use super::Shared;
-use super::error::ClientError;
+use super::error::{Answer, ClientError};
 use super::inbox::{Ending, Opened};
 use super::sequence::{Mark, Sequence, Verdict};
+use super::{Shared, StoredBody};
 use crate::core::id::{DpRank, Placement, RequestId, WorkerId};
 use crate::nats::{Headers, Inbound, NO_RESPONDERS};
 use crate::wire::reply::{self, ReplyHead};
@@ -69,6 +69,8 @@ pub struct ReplyStream {
     until: Option<Instant>,
     timer: Pin<Box<Sleep>>,
     state: State,
+    /// What the request's body lies in, until it has ended.
+    stored: Option<StoredBody>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -82,7 +84,13 @@ enum State {
 }
 
 impl ReplyStream {
-    pub(super) fn new(shared: Arc<Shared>, id: RequestId, opened: Opened, patience: Patience) -> Self {
+    pub(super) fn new(
+        shared: Arc<Shared>,
+        id: RequestId,
+        opened: Opened,
+        patience: Patience,
+        stored: Option<StoredBody>,
+    ) -> Self {
         let now = Instant::now();
         // A deadline too far away to be a point in time is none.
         let until = patience.deadline.and_then(|deadline| now.checked_add(deadline.saturating_add(DEADLINE_GRACE)));
@@ -97,6 +105,7 @@ impl ReplyStream {
             until,
             timer: Box::pin(tokio::time::sleep(patience.first)),
             state: State::Open,
+            stored,
         };
         stream.wait_for(patience.first);
         stream
@@ -110,6 +119,11 @@ impl ReplyStream {
     /// Who answers; `None` before the first chunk.
     pub fn served(&self) -> Option<&Served> {
         self.served.as_ref()
+    }
+
+    /// Whether the request's body went through the object store.
+    pub fn has_stored_body(&self) -> bool {
+        self.stored.is_some()
     }
 
     /// Reads to the end: all chunks, or the first error.
@@ -150,8 +164,10 @@ impl ReplyStream {
                 return Ok(None);
             }
             self.state = State::Settled;
-            let message = reply::error_message(&message.payload).unwrap_or_else(|| code.clone());
-            return Err(ClientError::Service { status, code, message, retry_after_s: head.retry_after_s });
+            let words = reply::error_message(&message.payload).unwrap_or_else(|| code.clone());
+            let answer = Answer { payload: message.payload, content_type: head.content_type };
+            let retry_after_s = head.retry_after_s;
+            return Err(ClientError::Service { status, code, message: words, retry_after_s, answer });
         }
         let seq = head.seq.ok_or(ClientError::Unnumbered)?;
         match self.sequence.judge(Mark { attempt: head.attempt, seq, last: head.last })? {

@@ -8,8 +8,20 @@ use serde::de::{DeserializeOwned, IntoDeserializer as _};
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-use super::setting::SETTINGS;
+use super::setting::{SETTINGS, Setting};
 use super::{ConfigError, Given, Origin};
+
+/// What may stand in a file.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Shape {
+    /// The settings.
+    pub(super) settings: &'static [&'static Setting],
+    /// The lists of tables.
+    pub(super) lists: &'static [&'static str],
+}
+
+/// The file of a router.
+pub(super) static OF_ROUTER: Shape = Shape { settings: &SETTINGS, lists: &["worker", "alias", "pool"] };
 
 /// A file that was read.
 #[derive(Debug, Default)]
@@ -73,20 +85,21 @@ pub(super) struct WorkerEntry {
 
 impl ConfigFile {
     /// Reads a file.
-    pub(super) fn read(path: &str) -> Result<Self, ConfigError> {
+    pub(super) fn read(path: &str, shape: Shape) -> Result<Self, ConfigError> {
         let text = std::fs::read_to_string(path)
             .map_err(|e| ConfigError::Unreadable { path: path.to_owned(), problem: e.to_string() })?;
-        Self::parse(path, &text)
+        Self::parse(path, &text, shape)
     }
 
     /// Reads the text of a file; the path is for messages.
-    pub(super) fn parse(path: &str, text: &str) -> Result<Self, ConfigError> {
-        let place = Place { path, text };
+    pub(super) fn parse(path: &str, text: &str, shape: Shape) -> Result<Self, ConfigError> {
+        let place = Place { path, text, shape };
         let table = DeTable::parse(text).map_err(|e| place.error(e.span(), e.message()))?.into_inner();
         let mut file = Self::default();
         for (key, value) in table {
             let at = key.span();
             match key.get_ref().as_ref() {
+                name if !shape.lists.contains(&name) => {}
                 "worker" => {
                     file.workers = tables(&place, "worker", at, value)?;
                     continue;
@@ -102,7 +115,7 @@ impl ConfigFile {
                 _ => {}
             }
             match value.get_ref().as_table() {
-                Some(table) if is_table(key.get_ref()) => {
+                Some(table) if shape.has_table(key.get_ref()) => {
                     for (inner, value) in table {
                         file.take(&place, &format!("{}.{}", key.get_ref(), inner.get_ref()), inner.span(), value)?;
                     }
@@ -120,8 +133,8 @@ impl ConfigFile {
         at: Range<usize>,
         value: &Spanned<DeValue<'_>>,
     ) -> Result<(), ConfigError> {
-        let Some(setting) = SETTINGS.iter().find(|setting| setting.key == key) else {
-            return Err(place.error(Some(at), &unknown(key)));
+        let Some(setting) = place.shape.settings.iter().find(|setting| setting.key == key) else {
+            return Err(place.error(Some(at), &place.shape.unknown(key)));
         };
         // A duration without its unit would be a guess; a count has none.
         let number = value.get_ref().as_integer().filter(|number| setting.is_count() && number.radix() == 10);
@@ -165,22 +178,27 @@ fn as_text(value: &DeValue<'_>) -> Option<String> {
     value.as_bool().map(|flag| flag.to_string()).or_else(|| value.as_str().map(str::to_owned))
 }
 
-/// Whether settings stand in a table of this name.
-fn is_table(name: &str) -> bool {
-    SETTINGS.iter().any(|setting| setting.key.split_once('.').is_some_and(|(table, _)| table == name))
-}
-
-fn unknown(key: &str) -> String {
-    let known: Vec<&str> = SETTINGS.iter().map(|setting| setting.key).collect();
-    if is_table(key) {
-        let inside: Vec<&str> = known.iter().filter_map(|known| known.strip_prefix(&format!("{key}."))).collect();
-        return format!("{key} is a table; write [{key}], and in it {}", inside.join(", "));
+impl Shape {
+    /// Whether settings stand in a table of this name.
+    fn has_table(self, name: &str) -> bool {
+        self.settings.iter().any(|setting| setting.key.split_once('.').is_some_and(|(table, _)| table == name))
     }
-    let near = key.replace('-', "_").to_ascii_lowercase();
-    match known.iter().find(|known| **known == near) {
-        Some(meant) => format!("there is no setting {key}; write {meant}"),
-        None => {
-            format!("there is no setting {key}; there are {}, [[worker]], [[alias]] and [[pool]]", known.join(", "))
+
+    fn unknown(self, key: &str) -> String {
+        let known: Vec<&str> = self.settings.iter().map(|setting| setting.key).collect();
+        if self.has_table(key) {
+            let inside: Vec<&str> = known.iter().filter_map(|known| known.strip_prefix(&format!("{key}."))).collect();
+            return format!("{key} is a table; write [{key}], and in it {}", inside.join(", "));
+        }
+        let near = key.replace('-', "_").to_ascii_lowercase();
+        match known.iter().find(|known| **known == near) {
+            Some(meant) => format!("there is no setting {key}; write {meant}"),
+            None => {
+                let mut there: Vec<String> = known.iter().map(|key| (*key).to_owned()).collect();
+                there.extend(self.lists.iter().map(|list| format!("[[{list}]]")));
+                let last = there.pop().unwrap_or_default();
+                format!("there is no setting {key}; there are {} and {last}", there.join(", "))
+            }
         }
     }
 }
@@ -214,6 +232,7 @@ fn tables<T: DeserializeOwned>(
 struct Place<'t> {
     path: &'t str,
     text: &'t str,
+    shape: Shape,
 }
 
 impl Place<'_> {

@@ -8,7 +8,7 @@ use crate::core::mode::StreamStorage;
 
 /// Most jobs that one router may be told to hold: they are in memory, bodies included.
 pub const MAX_JOBS: u64 = 2_048;
-/// Most servers that keep a stream.
+/// Most servers that keep a stream or a bucket.
 const MAX_REPLICAS: u64 = 5;
 /// Highest limit of a stream.
 const MAX_LIMIT: u64 = i64::MAX as u64;
@@ -52,13 +52,18 @@ pub(super) fn read(sources: &Sources<'_>) -> Result<JobsConfig, ConfigError> {
     let limit = |number: u64| (number > 0).then_some(number);
     Ok(JobsConfig {
         max: size(whole(&sources.get(&setting::MAX_JOBS), 0, MAX_JOBS)?),
-        replicas: size(whole(&sources.get(&setting::JOBS_REPLICAS), 1, MAX_REPLICAS)?),
+        replicas: replicas(&sources.get(&setting::JOBS_REPLICAS))?,
         storage: choice(&sources.get(&setting::JOBS_STORAGE), &StreamStorage::NAMED)?,
         max_messages: limit(whole(&sources.get(&setting::JOBS_MAX_MESSAGES), 0, MAX_LIMIT)?),
         max_bytes: limit(whole(&sources.get(&setting::JOBS_MAX_BYTES), 0, MAX_LIMIT)?),
         results_max_age: duration(&sources.get(&setting::JOBS_RESULTS_MAX_AGE), RESULTS_MAX_AGE)?,
         duplicate_window: duration(&sources.get(&setting::JOBS_DUPLICATE_WINDOW), DUPLICATE_WINDOW)?,
     })
+}
+
+/// How many servers keep a stream or a bucket.
+pub(super) fn replicas(given: &Given) -> Result<usize, ConfigError> {
+    Ok(usize::try_from(whole(given, 1, MAX_REPLICAS)?).unwrap_or(usize::MAX))
 }
 
 /// A router that takes no jobs makes no streams for them either.

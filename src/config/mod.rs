@@ -6,6 +6,7 @@
 mod access;
 mod alias;
 mod file;
+pub mod gateway;
 mod jobs;
 mod overload;
 mod pool;
@@ -69,6 +70,8 @@ pub struct RouterConfig {
     pub jobs: JobsConfig,
     /// Whether missing buckets and streams are made.
     pub provision: Provision,
+    /// Servers that keep the buckets.
+    pub replicas: usize,
     /// A reply subject has to start with one of these.
     pub reply_prefixes: Vec<String>,
     /// How long a stopping router waits for its requests to end.
@@ -181,7 +184,7 @@ impl ConfigError {
 /// The configuration from flags, environment (asked by name) and the file that one of these names, in this
 /// precedence; defaults for the rest.
 pub fn resolve(flags: &Flags, environment: &dyn Fn(&str) -> Option<String>) -> Result<RouterConfig, ConfigError> {
-    let sources = Sources::open(flags, environment)?;
+    let sources = Sources::open(flags, environment, file::OF_ROUTER)?;
     let namespace = namespace(&sources.get(&setting::NAMESPACE))?;
     let config = RouterConfig {
         access: access::read(&sources)?,
@@ -199,6 +202,7 @@ pub fn resolve(flags: &Flags, environment: &dyn Fn(&str) -> Option<String>) -> R
         full_at: overload::full_at(&sources)?,
         jobs: jobs::read(&sources)?,
         provision: choice(&sources.get(&setting::PROVISION), &Provision::NAMED)?,
+        replicas: jobs::replicas(&sources.get(&setting::REPLICAS))?,
         reply_prefixes: reply_prefixes(&sources.get(&setting::REPLY_PREFIXES), &namespace)?,
         drain_timeout: duration(&sources.get(&setting::DRAIN_TIMEOUT), DRAIN_TIMEOUT)?,
         listen: listen(&sources.get(&setting::LISTEN))?,
@@ -218,7 +222,7 @@ pub fn effective(
     flags: &Flags,
     environment: &dyn Fn(&str) -> Option<String>,
 ) -> Result<Vec<(&'static Setting, Option<Given>)>, ConfigError> {
-    let sources = Sources::open(flags, environment)?;
+    let sources = Sources::open(flags, environment, file::OF_ROUTER)?;
     let value = |setting: &Setting| match setting.default {
         Some(_) => Some(sources.get(setting)),
         None => sources.find(setting),

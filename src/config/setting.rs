@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::file::{AliasEntry, ConfigFile, PoolEntry, Table, WorkerEntry};
+use super::file::{AliasEntry, ConfigFile, PoolEntry, Shape, Table, WorkerEntry};
 use super::{ConfigError, Flags};
 use crate::nats::access::Urls;
 
@@ -23,12 +23,8 @@ pub struct Setting {
 }
 
 impl Setting {
-    const fn new(key: &'static str, value: &'static str, default: &'static str, help: &'static str) -> Self {
+    pub(super) const fn new(key: &'static str, value: &'static str, default: &'static str, help: &'static str) -> Self {
         Self { key, value, default: Some(default), also: &[], help }
-    }
-
-    const fn optional(key: &'static str, value: &'static str, help: &'static str) -> Self {
-        Self { key, value, default: None, also: &[], help }
     }
 
     /// Whether its value is never shown.
@@ -50,6 +46,11 @@ impl Setting {
     /// Whether its value is a whole number.
     pub fn is_count(&self) -> bool {
         self.value.split('|').any(|value| value == "COUNT")
+    }
+
+    /// A setting without a default.
+    pub(super) const fn optional(key: &'static str, value: &'static str, help: &'static str) -> Self {
+        Self { key, value, default: None, also: &[], help }
     }
 
     /// Whether the flag may stand without a value.
@@ -221,6 +222,13 @@ pub(super) static PROVISION: Setting = Setting::new(
     "Whether missing buckets and streams are made; with never, the absence of a bucket is an error, and without the \
      streams there are no jobs",
 );
+pub(super) static REPLICAS: Setting = Setting::new(
+    "replicas",
+    "COUNT",
+    "1",
+    "Servers that keep the buckets of pins and registrations, 1 to 5, where this router makes them; 3 in a cluster of NATS \
+     servers, so that one may be lost",
+);
 pub(super) static REPLY_PREFIXES: Setting = Setting::new(
     "reply_prefixes",
     "PREFIXES",
@@ -316,7 +324,7 @@ pub(super) static JOBS_DUPLICATE_WINDOW: Setting = Setting::new(
 );
 
 /// All settings that may stand in the file, in the order of the help.
-pub static SETTINGS: [&Setting; 44] = [
+pub static SETTINGS: [&Setting; 45] = [
     &NATS_URL,
     &CONTEXT,
     &CREDS,
@@ -356,6 +364,7 @@ pub static SETTINGS: [&Setting; 44] = [
     &JOBS_RESULTS_MAX_AGE,
     &JOBS_DUPLICATE_WINDOW,
     &PROVISION,
+    &REPLICAS,
     &REPLY_PREFIXES,
     &DRAIN_TIMEOUT,
     &LISTEN,
@@ -437,10 +446,14 @@ pub(super) struct Sources<'a> {
 
 impl<'a> Sources<'a> {
     /// Flags and environment, and the file that they name.
-    pub(super) fn open(flags: &'a Flags, environment: &'a dyn Fn(&str) -> Option<String>) -> Result<Self, ConfigError> {
+    pub(super) fn open(
+        flags: &'a Flags,
+        environment: &'a dyn Fn(&str) -> Option<String>,
+        shape: Shape,
+    ) -> Result<Self, ConfigError> {
         let mut sources = Self { flags, environment, file: ConfigFile::default() };
         if let Some(path) = sources.find(&CONFIG) {
-            sources.file = ConfigFile::read(&path.text)?;
+            sources.file = ConfigFile::read(&path.text, shape)?;
         }
         Ok(sources)
     }

@@ -54,6 +54,7 @@ fn defaults() {
             duplicate_window: Duration::from_secs(3600),
         },
         provision: Provision::Auto,
+        replicas: 1,
         reply_prefixes: vec!["_INBOX.".into(), "_INBOX_".into()],
         drain_timeout: Duration::from_secs(30),
         listen: Listen::IfFree(([127, 0, 0, 1], 9464).into()),
@@ -92,6 +93,7 @@ const EVERY_KEY: &str = r#"
     full_at_queued = 4
     max_jobs = 7
     provision = "never"
+    replicas = 3
     reply_prefixes = ["_INBOX.", "_INBOX_", "replies."]
     drain_timeout = "0s"
     listen = "[::1]:0"
@@ -221,6 +223,7 @@ fn values_that_are_not_allowed_are_named_with_place_and_what_is() {
         ("full_at_kv_use", "0.9", "allowed are 1% to 100%, and off".to_owned()),
         ("full_at_kv_use", "101%", "allowed are 1% to 100%, and off".to_owned()),
         ("full_at_queued", "0", "allowed is a whole number from 1 to 1000000, and off".to_owned()),
+        ("replicas", "6", "allowed is a whole number from 1 to 5".to_owned()),
         ("provision", "yes", "allowed are auto, never".to_owned()),
         (
             "listen",

@@ -8,7 +8,7 @@ use std::time::Instant;
 use rand::Rng;
 
 use super::ask::{Ask, Excluded, Failure, RankHint};
-use super::candidates::{Candidate, Candidates};
+use super::candidates::{Candidate, Candidates, RankThere};
 use super::error::RouteError;
 use super::fleet::{Fleet, Worker, WorkerSlot};
 use super::hash;
@@ -20,11 +20,10 @@ use super::session::Session;
 mod balance;
 mod cost;
 pub mod freed;
+mod open;
 mod pooled;
 mod siblings;
 pub mod survey;
-
-use pooled::Opening;
 
 /// Where a request goes, and why.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -176,12 +175,15 @@ struct View<'a> {
     now: Instant,
     /// What the session hashes to, where it has one.
     hash: u64,
+    /// Whether it asks for nobody, and nobody has failed it.
+    takes_anything: bool,
 }
 
 impl<'a> View<'a> {
     fn new(ask: &'a Ask, fleet: &'a Fleet, rules: Rules, now: Instant) -> Self {
         let hash = ask.session.as_ref().map_or(0, |session| hash::session_hash(&session.id));
-        Self { ask, fleet, rules, now, hash }
+        let hinted = ask.worker_hint.is_some() || ask.rank_hint.is_some() || ask.pool.is_some();
+        Self { ask, fleet, rules, now, hash, takes_anything: !hinted && ask.excluded.is_empty() }
     }
 
     fn eligible(&self) -> impl Iterator<Item = (WorkerSlot, &'a Worker)> + Clone + use<'a> {
@@ -191,9 +193,7 @@ impl<'a> View<'a> {
     /// Eligible for a new placement: in the wanted pool, the hinted worker, with the hinted rank.
     fn allowed(&self) -> impl Iterator<Item = (WorkerSlot, &'a Worker)> + Clone + use<'a> {
         let ask = self.ask;
-        self.eligible().filter(move |(_, worker)| {
-            in_pool(ask, worker) && is_hinted_worker(ask, worker) && declares_hint(ask, worker)
-        })
+        self.eligible().filter(move |(_, worker)| allows(ask, worker))
     }
 
     fn check_hints(&self) -> Result<(), RouteError> {
@@ -369,52 +369,26 @@ impl<'a> View<'a> {
             let (slot, placement) = self.by_cost(pool.as_ref(), rng)?;
             return Ok(Decision { placement, slot, reason, cause, pin: self.pin_step(pinned, unreachable) });
         }
-        let mut open = self.candidates(|worker| self.rank_on(worker));
+        let mut open = self.open(|worker| self.rank_on(worker));
         if open.is_empty() {
             // The rank that would be this session's is lost everywhere: the least loaded one instead.
-            open = self.candidates(|_| RankOn::ByLoad);
+            open = self.open(|_| RankOn::ByLoad);
         }
-        if open.is_empty() {
-            return Err(NoPlacement::Exhausted);
-        }
-        let Some(candidates) = self.with_room(&open) else {
-            return Err(NoPlacement::Wait(WaitFor::Any));
-        };
-        let candidates = self.in_one_pool(candidates, rng);
+        let candidates = self.in_one_pool(self.with_room(open)?, rng);
         let chosen = if unreachable { self.rendezvous(&candidates) } else { None }
             .unwrap_or_else(|| policy::pick(self.rules.policy, &candidates, rng));
-        let rank = if chosen.by_load { self.least_loaded_rank(chosen.worker) } else { chosen.rank };
+        let worker = chosen.worker();
+        let rank = match chosen.rank {
+            RankThere::Known(rank) => rank,
+            RankThere::Any => self.own_rank(worker).flatten(),
+        };
         Ok(Decision {
-            placement: Placement { worker: chosen.worker.spec.id.clone(), rank },
-            slot: chosen.slot,
+            placement: Placement { worker: worker.spec.id.clone(), rank },
+            slot: chosen.slot(),
             reason,
             cause,
             pin: self.pin_step(pinned, unreachable),
         })
-    }
-
-    /// Every placement that is allowed and has not failed.
-    fn candidates(&self, rank_on: impl Fn(&Worker) -> RankOn) -> Vec<(Candidate<'a>, Opening)> {
-        let mut all = Vec::new();
-        for (slot, worker) in self.allowed() {
-            let (load, turn) = (worker.load_now(self.now), self.fleet.turn_of(worker));
-            let candidate = Candidate { slot, worker, rank: None, by_load: false, load, turn };
-            let open = if worker.is_leaving(self.now) { Opening::Leaving } else { Opening::Free };
-            let on = rank_on(worker);
-            if on == RankOn::ByLoad && self.is_open_on_every_rank(worker) {
-                // Which rank it is can wait until the worker is chosen: there are many workers, of many ranks each.
-                all.push((Candidate { by_load: true, ..candidate }, open));
-                continue;
-            }
-            let Some(rank) = self.resolve(on, worker) else { continue };
-            let lost = rank.is_some_and(|rank| worker.is_marked(Some(rank), self.now));
-            if lost || self.ask.exclusion(&worker.spec.id, rank).is_some() {
-                continue;
-            }
-            let opening = if worker.is_full(rank, self.now) { Opening::Full } else { open };
-            all.push((Candidate { rank, ..candidate }, opening));
-        }
-        all
     }
 
     /// The rank that this request would have on a worker, `Some(None)` for none, `None` where it can't be there.
@@ -465,10 +439,6 @@ impl<'a> View<'a> {
         self.gives_ranks() && self.ask.rank_hint.is_none() && worker.spec.ranks.size() > 1
     }
 
-    fn is_open_on_every_rank(&self, worker: &Worker) -> bool {
-        self.may_choose_rank(worker) && self.ask.excluded.is_empty() && worker.has_room_on_every_rank(self.now)
-    }
-
     /// The rank of a worker with the least load that is not lost and has not failed; ties in turn.
     fn least_loaded_rank(&self, worker: &Worker) -> Option<DpRank> {
         if !self.may_choose_rank(worker) {
@@ -489,7 +459,7 @@ impl<'a> View<'a> {
 
     fn rendezvous<'c>(&self, candidates: &'c Candidates<'a>) -> Option<&'c Candidate<'a>> {
         let session = self.ask.session.as_ref()?;
-        candidates.as_slice().iter().max_by_key(|candidate| hash::rendezvous(&candidate.worker.spec.id, &session.id))
+        candidates.as_slice().iter().max_by_key(|candidate| hash::rendezvous(&candidate.worker().spec.id, &session.id))
     }
 
     fn explain(&self, moved: Option<Cause>, unreachable: bool) -> (Reason, Option<Cause>) {
@@ -523,6 +493,10 @@ fn cause_of(excluded: &Excluded) -> Cause {
         Failure::Draining => Cause::Draining,
         Failure::NotThere => Cause::NotThere,
     }
+}
+
+fn allows(ask: &Ask, worker: &Worker) -> bool {
+    in_pool(ask, worker) && is_hinted_worker(ask, worker) && declares_hint(ask, worker)
 }
 
 fn in_pool(ask: &Ask, worker: &Worker) -> bool {

@@ -16,6 +16,7 @@ use super::weighing::Weighing;
 use super::worker::{WorkerKind, WorkerSpec, WorkerState};
 
 mod full;
+mod glance;
 mod load;
 mod refusals;
 #[cfg(test)]
@@ -27,6 +28,8 @@ pub use work::{CacheEvent, HALF_LIFE, Note, RankWork, Work};
 use work::{Fading, Works};
 
 pub use full::{FullAt, FullBy};
+use glance::Changing;
+pub use glance::{Glance, Listed};
 pub use load::REPORT_COUNTS_FOR;
 use refusals::Refusals;
 pub use totals::Totals;
@@ -89,6 +92,8 @@ pub struct Worker {
     /// What it was given and has told, by rank and without one.
     totals: Vec<Totals>,
     totals_unranked: Totals,
+    /// Sum of both.
+    own_total: u32,
     /// What this router had there, by rank and in all, when the worker last reported.
     own_then: Vec<u32>,
     own_total_then: u32,
@@ -145,6 +150,8 @@ pub enum Registered {
 #[derive(Debug, Default)]
 pub struct Fleet {
     slots: Vec<(u32, Option<Worker>)>,
+    /// What decisions see of each, by the same index.
+    glances: Vec<Glance>,
     free: Vec<u32>,
     by_id: HashMap<WorkerId, u32, RandomState>,
     by_model: HashMap<Model, Vec<u32>, RandomState>,
@@ -207,23 +214,26 @@ impl Fleet {
     }
 
     fn renew(&mut self, index: u32, spec: WorkerSpec, sign: Instant) -> Registered {
-        let worker = self.at_mut(index).expect("the index names workers that are there");
+        let mut worker = self.at_mut(index).expect("the index names workers that are there");
         worker.last_sign = worker.last_sign.max(sign);
         if worker.registered && worker.spec == spec {
             return Registered::Renewed;
         }
+        drop(worker);
         self.unlist(index);
-        let worker = self.at_mut(index).expect("the index names workers that are there");
+        let mut worker = self.at_mut(index).expect("the index names workers that are there");
         worker.registered = true;
         if worker.spec.ranks != spec.ranks {
             // Counts stay with their ranks; those of ranks that went go along.
             worker.own = spec.ranks.iter().map(|rank| worker.own_on(rank)).collect();
-            worker.own_then.clone_from(&worker.own);
+            worker.own_total = worker.own.iter().sum::<u32>() + worker.own_unranked;
+            worker.own_then = worker.own.clone();
             // They begin anew, as with another process.
             worker.totals.clear();
         }
         let gone = worker.handle_other_ranks(&spec);
         worker.spec = spec;
+        drop(worker);
         self.list(index);
         self.end_work(&gone);
         Registered::Changed
@@ -233,12 +243,14 @@ impl Fleet {
     pub fn handle_deregistration(&mut self, id: &WorkerId) -> bool {
         let Some(&index) = self.by_id.get(id) else { return false };
         let slot = self.slot_at(index);
-        let worker = self.at_mut(index).expect("the index names workers that are there");
+        let mut worker = self.at_mut(index).expect("the index names workers that are there");
         if worker.source == Source::Configuration || !worker.registered {
             return false;
         }
         worker.registered = false;
-        if worker.in_flight() == 0 {
+        let idle = worker.in_flight() == 0;
+        drop(worker);
+        if idle {
             self.remove(slot);
         } else {
             self.unlist(index);
@@ -248,7 +260,7 @@ impl Fleet {
 
     /// An event of this worker came in: a sign of life.
     pub fn handle_event(&mut self, slot: WorkerSlot, now: Instant) {
-        if let Some(worker) = self.get_mut(slot) {
+        if let Some(mut worker) = self.get_mut(slot) {
             worker.last_sign = now;
         }
     }
@@ -266,7 +278,7 @@ impl Fleet {
     /// Nobody listened where this was sent: the rank, or without a rank the whole worker, counts as gone for
     /// [`RANK_LOST_FOR`].
     pub fn mark_lost(&mut self, slot: WorkerSlot, rank: Option<DpRank>, now: Instant) {
-        let Some(worker) = self.get_mut(slot) else { return };
+        let Some(mut worker) = self.get_mut(slot) else { return };
         worker.marks.retain(|mark| mark.until > now && mark.rank != rank);
         if worker.marks.len() >= MAX_MARKS {
             worker.marks.remove(0);
@@ -276,7 +288,7 @@ impl Fleet {
 
     /// It has refused a request with 503: it takes nothing new, for [`LEAVING_FOR`] as far as is known.
     pub fn note_leaving(&mut self, slot: WorkerSlot, now: Instant) {
-        if let Some(worker) = self.get_mut(slot) {
+        if let Some(mut worker) = self.get_mut(slot) {
             worker.leaving_until = Some(now + LEAVING_FOR);
         }
     }
@@ -293,8 +305,27 @@ impl Fleet {
         for (slot, _) in &lost {
             self.remove(*slot);
         }
+        self.forgive(now);
         self.known_models.retain(|_, seen| now.saturating_duration_since(*seen) <= MODEL_KNOWN_FOR);
         lost
+    }
+
+    /// Drops what has passed of workers that had failed, so that a glance is enough again.
+    fn forgive(&mut self, now: Instant) {
+        for index in 0..self.slots.len() {
+            let past = |worker: &&Worker| {
+                worker.marks.iter().any(|mark| mark.until <= now)
+                    || worker.leaving_until.is_some_and(|until| until <= now)
+            };
+            let slot =
+                self.slot_at(u32::try_from(index).expect("there are at most MAX_WORKERS slots, and configured ones"));
+            if self.slots[index].1.as_ref().filter(past).is_some()
+                && let Some(mut worker) = self.get_mut(slot)
+            {
+                worker.marks.retain(|mark| mark.until > now);
+                worker.leaving_until = worker.leaving_until.filter(|until| *until > now);
+            }
+        }
     }
 
     /// Workers to probe: those that hold accepted requests, except plain ones, which need not listen for cancels.
@@ -307,7 +338,7 @@ impl Fleet {
 
     /// A probe is sent: the one before it, unless it was refused, has reached somebody.
     pub fn begin_probe(&mut self, slot: WorkerSlot) {
-        if let Some(worker) = self.get_mut(slot)
+        if let Some(mut worker) = self.get_mut(slot)
             && !std::mem::take(&mut worker.last_probe_refused)
         {
             worker.refused_probes = 0;
@@ -316,14 +347,15 @@ impl Fleet {
 
     /// A probe was refused: nobody listens. True where the worker is lost by it, and removed.
     pub fn handle_refused_probe(&mut self, slot: WorkerSlot) -> bool {
-        let Some(worker) = self.get_mut(slot) else { return false };
+        let Some(mut worker) = self.get_mut(slot) else { return false };
         worker.last_probe_refused = true;
         worker.refused_probes += 1;
-        if worker.refused_probes < PROBES_UNTIL_LOST {
-            return false;
+        let lost = worker.refused_probes >= PROBES_UNTIL_LOST;
+        drop(worker);
+        if lost {
+            self.remove(slot);
         }
-        self.remove(slot);
-        true
+        lost
     }
 
     /// The worker at a slot, unless it is gone.
@@ -332,9 +364,9 @@ impl Fleet {
         if *generation == slot.generation { worker.as_ref() } else { None }
     }
 
-    fn get_mut(&mut self, slot: WorkerSlot) -> Option<&mut Worker> {
-        let (generation, worker) = self.slots.get_mut(slot.index as usize)?;
-        if *generation == slot.generation { worker.as_mut() } else { None }
+    fn get_mut(&mut self, slot: WorkerSlot) -> Option<Changing<'_>> {
+        let (generation, _) = self.slots.get(slot.index as usize)?;
+        if *generation == slot.generation { self.at_mut(slot.index) } else { None }
     }
 
     /// The worker of a name.
@@ -385,16 +417,12 @@ impl Fleet {
     /// Counts a pick, for policies that take turns, and for ranks that do.
     pub fn note_pick(&mut self, slot: WorkerSlot, rank: Option<DpRank>) {
         let now = self.turn;
-        let Some(worker) = self.get_mut(slot) else { return };
+        let Some(mut worker) = self.get_mut(slot) else { return };
         let turn = worker.turn.max(now);
         worker.turn = turn + (1.0 / worker.spec.weight).clamp(MIN_STRIDE, MAX_STRIDE);
         worker.last_rank = rank.or(worker.last_rank);
+        drop(worker);
         self.turn = turn;
-    }
-
-    /// When a worker's turn is: never behind the last one, since who was away has nothing to catch up.
-    pub fn turn_of(&self, worker: &Worker) -> f64 {
-        worker.turn.max(self.turn)
     }
 
     fn remember_models(&mut self, spec: &WorkerSpec, now: Instant) {
@@ -422,6 +450,7 @@ impl Fleet {
             own_unranked: 0,
             totals: Vec::new(),
             totals_unranked: Totals::default(),
+            own_total: 0,
             own_then: Vec::new(),
             own_total_then: 0,
             reported_total: 0,
@@ -442,6 +471,7 @@ impl Fleet {
             u32::try_from(self.slots.len() - 1).expect("there are at most MAX_WORKERS slots, and configured ones")
         };
         self.by_id.insert(id, index);
+        self.glance_again(index);
         self.list(index);
     }
 
@@ -463,8 +493,9 @@ impl Fleet {
         }
         for model in models {
             let listed = self.by_model.entry(model).or_default();
-            if !listed.contains(&index) {
-                listed.push(index);
+            let id_of = |index: u32| self.slots[index as usize].1.as_ref().map(|worker| &worker.spec.id);
+            if let Err(at) = listed.binary_search_by_key(&id_of(index), |other| id_of(*other)) {
+                listed.insert(at, index);
             }
         }
     }
@@ -486,8 +517,9 @@ impl Fleet {
         self.slots[index as usize].1.as_ref()
     }
 
-    fn at_mut(&mut self, index: u32) -> Option<&mut Worker> {
-        self.slots[index as usize].1.as_mut()
+    fn at_mut(&mut self, index: u32) -> Option<Changing<'_>> {
+        let (worker, glance) = (self.slots[index as usize].1.as_mut()?, &mut self.glances[index as usize]);
+        Some(Changing::new(worker, glance))
     }
 
     fn slot_at(&self, index: u32) -> WorkerSlot {
@@ -496,7 +528,8 @@ impl Fleet {
 }
 
 impl Worker {
-    fn is_ready(&self, now: Instant) -> bool {
+    /// Whether it takes requests: registered, ready, and not marked lost.
+    pub fn is_ready(&self, now: Instant) -> bool {
         self.registered && self.spec.state == WorkerState::Ready && !self.is_marked(None, now)
     }
 

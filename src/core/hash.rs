@@ -101,6 +101,11 @@ pub fn session(id: &str) -> u64 {
     xxh3_64(id.as_bytes())
 }
 
+/// A kind of device, as decisions compare it; never sent.
+pub fn device(name: &str) -> u64 {
+    xxh3_64(name.as_bytes())
+}
+
 /// Rendezvous weight of a worker for a session: `xxh3_64(worker 0x00 session id)`. The highest wins while the
 /// pins bucket is unreachable, so that routers agree without it (protocol section 5).
 pub fn rendezvous(worker: &WorkerId, session: &SessionId) -> u64 {

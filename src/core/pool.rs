@@ -78,9 +78,12 @@ impl Pools {
         usage: impl Fn(&Pool) -> Option<f64>,
         rng: &mut dyn Rng,
     ) -> Candidates<'f> {
+        if self.rules.is_empty() {
+            return candidates;
+        }
         let names: BTreeMap<&Pool, ()> =
-            candidates.as_slice().iter().map(|candidate| (&candidate.worker.spec.pool, ())).collect();
-        if self.rules.is_empty() || names.len() < 2 {
+            candidates.as_slice().iter().map(|candidate| (&candidate.worker().spec.pool, ())).collect();
+        if names.len() < 2 {
             return candidates;
         }
         let mut open: Vec<_> = names.into_keys().map(|name| self.judge(name, &usage)).collect();
@@ -89,7 +92,7 @@ impl Pools {
         }
         let home = open.iter().find(|pool| Some(pool.name) == asked.home);
         let chosen = home.or_else(|| self.choose(&open, asked.session, rng)).map(|pool| pool.name.clone());
-        let these = |candidate: &&Candidate<'f>| Some(&candidate.worker.spec.pool) == chosen.as_ref();
+        let these = |candidate: &&Candidate<'f>| Some(&candidate.worker().spec.pool) == chosen.as_ref();
         let of_pool = candidates.as_slice().iter().filter(these).copied().collect();
         Candidates::new(of_pool).unwrap_or(candidates)
     }

@@ -170,7 +170,8 @@ fn resolve(
 ) -> Result<usize, RouteError> {
     let Some(under) = &turn.under else { return Ok(0) };
     let keys: Vec<_> = read.iter().map(|(keys, _)| keys.clone()).collect();
-    let asked = Asked { targets: &under.targets, keys: &keys, by: under.by.as_ref() };
+    let asked =
+        Asked { targets: &under.targets, keys: &keys, by: under.by.as_ref(), worker: turn.head.worker_hint.as_deref() };
     let choice = alias::choose(asked, fleet, mirror, Instant::now(), &mut rand::rngs::StdRng::seed_from_u64(0));
     let Some(Choice { index, pinned }) = choice else {
         let models = under.targets.iter().map(|target| format!("{:?}", target.model.as_str())).collect::<Vec<_>>();

@@ -16,6 +16,7 @@ pub struct Process {
     name: String,
     child: Child,
     log: PathBuf,
+    guard: Option<Guard>,
 }
 
 impl Process {
@@ -28,7 +29,8 @@ impl Process {
         // hand instead, in order.
         command.process_group(0);
         let child = command.spawn().map_err(|source| LocalError::Start { name: name.to_owned(), source })?;
-        Ok(Self { name: name.to_owned(), child, log })
+        let guard = Guard::over(child.id());
+        Ok(Self { name: name.to_owned(), child, log, guard })
     }
 
     /// Its name.
@@ -44,11 +46,17 @@ impl Process {
     /// How it ended, if it has.
     pub fn ended(&mut self) -> Option<ExitStatus> {
         // A child that can't be waited for is no longer there to be watched.
-        self.child.try_wait().ok().flatten()
+        let ended = self.child.try_wait().ok().flatten();
+        if ended.is_some() {
+            self.guard = None;
+        }
+        ended
     }
 
     /// Kills it at once (SIGKILL) and waits for its end.
     pub fn kill(&mut self) {
+        // First, because the id of a child that is gone may be another's.
+        self.guard = None;
         // A child that has ended already can't be killed, and needn't be.
         let _ = self.child.kill();
         let _ = self.child.wait();
@@ -65,6 +73,29 @@ impl Process {
 impl Drop for Process {
     fn drop(&mut self) {
         self.kill();
+    }
+}
+
+/// Kills a child whose owner has died without doing so: killed itself, or told to end at once. It waits for the end of a
+/// pipe that the owner holds open.
+#[derive(Debug)]
+struct Guard(Child);
+
+impl Guard {
+    /// A system without a shell goes without.
+    fn over(child: u32) -> Option<Self> {
+        let mut command = Command::new("sh");
+        command.args(["-c", "read -r _; kill -9 \"$1\"", "sh", &child.to_string()]);
+        command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null()).process_group(0);
+        command.spawn().ok().map(Self)
+    }
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        // Before its pipe is closed, or it would do what it is there for.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
     }
 }
 

@@ -43,6 +43,16 @@ impl NatsServer {
         self.process.id()
     }
 
+    /// How it ended, if it has.
+    pub fn ended(&mut self) -> Option<std::process::ExitStatus> {
+        self.process.ended()
+    }
+
+    /// The end of what it has said.
+    pub fn log_end(&self) -> String {
+        self.process.log_end()
+    }
+
     /// How many messages clients have published to it.
     pub async fn messages_in(&self) -> Option<u64> {
         let body = super::http::get(self.monitor, "/varz").await.ok().filter(|answer| answer.status == 200)?.body;

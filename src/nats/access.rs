@@ -369,6 +369,9 @@ mod tests {
         let password = Some(Secret::new("p4ss"));
         assert!(error(Access { password, ..Access::default() }).contains("password is given without user"));
         assert!(error(Access { tls_cert: Some("c".into()), ..user }).contains("tls_cert is given without tls_key"));
+        let (dir, gone) = context("{}");
+        drop(dir);
+        assert!(error(gone).contains("cannot read"));
         let (_dir, nsc) = context(r#"{"nsc":"nsc://a/b/c"}"#);
         assert!(error(nsc).contains("sets nsc"));
         let (_dir, broken) = context(r#"{"password":["p4ss"]}"#);

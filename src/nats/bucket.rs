@@ -89,6 +89,8 @@ pub struct BucketInfo {
     pub history: i64,
     /// How long values live; zero is for ever.
     pub max_age: Duration,
+    /// Servers that keep it.
+    pub replicas: usize,
 }
 
 /// One change, from a watch.
@@ -242,6 +244,7 @@ impl Bucket {
                 messages: info.state.messages,
                 history: info.config.max_messages_per_subject,
                 max_age: info.config.max_age,
+                replicas: info.config.num_replicas,
             }),
             Ok(Err(error)) => {
                 let cause =
@@ -280,10 +283,41 @@ impl Bucket {
         }
     }
 
-    /// Makes the bucket. Somebody else may make the same one at the same moment.
+    /// What stands under every key at the moment; deleted keys may be among them, without a value.
+    pub async fn all(&self) -> Result<Vec<Change>, Unreachable> {
+        let mut found = Vec::new();
+        if self.info().await?.messages == 0 {
+            return Ok(found);
+        }
+        let read = async {
+            let mut watch = self.watch(None).await?;
+            loop {
+                match watch.next().await {
+                    Watched::Change(change) => found.push(change),
+                    Watched::Interrupted(problem) => return Err(Unreachable(problem)),
+                    Watched::Dead => return Err(Unreachable("the connection was lost".into())),
+                }
+                if found.last().is_some_and(|change| change.pending == 0) {
+                    return Ok(());
+                }
+            }
+        };
+        match tokio::time::timeout(OPEN_TIMEOUT, read).await {
+            Ok(read) => read.map(|()| found),
+            Err(_) => Err(Unreachable("no answer within 2 s".into())),
+        }
+    }
+
+    /// Makes the bucket, kept by one server. Somebody else may make the same one at the same moment.
     pub async fn create(&self, history: i64, max_age: Duration) -> Result<(), Unreachable> {
+        self.create_on(1, history, max_age).await
+    }
+
+    /// Makes the bucket, kept by so many servers.
+    pub async fn create_on(&self, replicas: usize, history: i64, max_age: Duration) -> Result<(), Unreachable> {
         let opened = self.opened().await?;
-        let config = kv::Config { bucket: self.name.clone(), history, max_age, ..kv::Config::default() };
+        let bucket = self.name.clone();
+        let config = kv::Config { bucket, history, max_age, num_replicas: replicas, ..kv::Config::default() };
         opened.context.create_key_value(config).await.map(drop).map_err(|e| Unreachable(describe(&e)))
     }
 }

@@ -9,6 +9,7 @@ pub mod jetstream;
 pub mod lane;
 pub mod link;
 pub mod login;
+pub mod objects;
 pub mod registry;
 pub mod subscriptions;
 pub mod tls;
@@ -17,7 +18,7 @@ pub use access::{Access, AccessError};
 pub use async_nats::{PublishError, Subject};
 pub use headers::Headers;
 pub use jetstream::{JetStream, JetStreamError};
-pub use lane::{Block, Lane, Lines, Message, Payload};
+pub use lane::{Block, Lane, Lines, Message, Payload, Unsent};
 pub use link::{ConnectError, Link, LinkOptions, LinkState};
 pub use subscriptions::Subscriptions;
 

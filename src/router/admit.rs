@@ -19,6 +19,7 @@ use crate::core::queue::Priority;
 use crate::core::session::derived::Prefixes;
 use crate::nats::lane::Unsound;
 use crate::nats::{Block, Message};
+use crate::wire::claim;
 use crate::wire::header::Known;
 use crate::wire::identity::{self, Identity, Prompts, Sessions, Source};
 use crate::wire::request::{self, Reading, RequestHead};
@@ -26,6 +27,10 @@ use crate::wire::subject::{self, RequestSubject};
 
 /// Longest hint that is repeated in an error, in characters.
 const MAX_HINT_SHOWN: usize = 80;
+
+/// What is wrong with a body that lies elsewhere and is all that would name the model.
+const MODEL_ELSEWHERE: &str =
+    "a request whose body travels elsewhere (Rankpin-Body) has to name its model in the subject, {ns}.request.{model}";
 
 /// Takes a message in. `Err` is the answer to a request that can't be taken, with the id it is answered under;
 /// `Ok(None)` a message that must not be answered.
@@ -142,8 +147,21 @@ pub(super) fn check(
     let named = subject.model.map(subject::decode_model).transpose();
     let named = named.map_err(|e| RouteError::InvalidRequest(e.to_string()))?;
     let (payload, sessions, prompts) = (message.payload(), router.sessions(), router.prompts());
-    let identity = identity::find_and_read(&head, headers.iter(), payload, named, sessions, prompts)?;
-    let (identity, alias) = alias::resolve(router, &head.tenant, identity)?;
+    let identity = match known.get("rankpin-body") {
+        Some(_) => {
+            let model = named.ok_or_else(|| RouteError::InvalidRequest(MODEL_ELSEWHERE.into()))?;
+            // They are the gateway's word for what the body says.
+            let keys = known.get("rankpin-prefix-keys").filter(|_| subject.trusted);
+            let keys = keys.map(claim::read_keys).transpose()?;
+            identity::of_claim(&head, headers.iter(), model, sessions, keys)?
+        }
+        None => identity::find_and_read(&head, headers.iter(), payload, named, sessions, prompts)?,
+    };
+    let elsewhere = known.get("rankpin-body-size").and_then(|size| size.parse().ok());
+    let body_size = elsewhere.filter(|_| known.get("rankpin-body").is_some()).unwrap_or(payload.len());
+    // Of workers and ranks only the routers of a pool know.
+    let worker_hint = head.worker_hint.as_deref().filter(|_| !router.is_global());
+    let (identity, alias) = alias::resolve(router, &head.tenant, worker_hint, identity)?;
     // What a router above has been asked for stays visible.
     let asked_above = answers.above.as_ref().and_then(|above| above.alias.clone());
     let alias = asked_above.map(Alias::passed_on).or(alias);
@@ -153,13 +171,12 @@ pub(super) fn check(
         tenant: head.tenant.clone(),
         session,
         group,
-        // Of workers and ranks only the routers of a pool know.
-        worker_hint: head.worker_hint.as_deref().filter(|_| !router.is_global()).map(clip),
+        worker_hint: worker_hint.map(clip),
         rank_hint: head.rank_hint.clone().filter(|_| !router.is_global()),
         pool: head.pool.as_deref().map(clip),
         home: None,
         excluded: Vec::new(),
-        prompt: prompt.unwrap_or_else(|| Prompt::of_bytes(message.payload().len())),
+        prompt: prompt.unwrap_or_else(|| Prompt::of_bytes(body_size)),
         model,
     };
     Ok(Checked { ask, keys, prefixes, head, alias, trusted, source })

@@ -67,7 +67,8 @@ impl Request {
     fn headers_for(&self, decision: &Decision, within: Duration) -> Lines {
         let theirs = self.message.headers().unwrap_or(Block::NONE);
         let mut headers = Lines::with_capacity(theirs.len() + OWN_HEADERS);
-        headers.extend(theirs, header::goes_to_worker);
+        // Keys are for routers, and may be many.
+        headers.extend(theirs, |name| header::goes_to_worker(name) && !name.eq_ignore_ascii_case(header::PREFIX_KEYS));
         headers.push(header::REQUEST_ID, self.id.as_str());
         match self.job {
             Some(_) => headers.push(header::REPLY_TO, &self.router.subjects.result_part(&self.id, self.attempt)),

@@ -53,6 +53,9 @@ impl FleetCollector {
 
 type Told = Result<(), fmt::Error>;
 
+/// One count of a connection or rank.
+type Count<T> = (&'static str, &'static str, fn(&T) -> u64);
+
 /// One value of a worker or rank.
 type Of<'s, T> = (&'static str, &'static str, &'s dyn Fn(&T) -> Option<f64>);
 
@@ -84,7 +87,7 @@ fn connections(encoder: &mut DescriptorEncoder<'_>, all: &[Connection]) -> Told 
         let labels = [("connection", one.name)];
         ConstGauge::new(i64::from(one.connected)).encode(family.encode_family(&labels)?)?;
     }
-    let counters: [(&str, &str, fn(&Connection) -> u64); 2] = [
+    let counters: [Count<Connection>; 2] = [
         ("nats_connects", "Times that a connection came to stand; beyond the first, reconnects", |one| one.connects),
         ("nats_slow_consumer_events", "Times that a connection was not read fast enough", |one| one.slow),
     ];
@@ -146,7 +149,7 @@ fn ranks(encoder: &mut DescriptorEncoder<'_>, all: &[WorkerState]) -> Told {
             }
         }
     }
-    let counters: [(&str, &str, fn(&RankState) -> u64); 3] = [
+    let counters: [Count<RankState>; 3] = [
         ("rank_dispatches", "Attempts that this router has sent to the rank", |one| one.dispatched),
         ("rank_prompt_tokens", "Prompt tokens of this router's requests at the rank, as its worker reports", |one| {
             one.prompt_tokens

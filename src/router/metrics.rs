@@ -24,6 +24,21 @@ use crate::wire::identity::Source;
 /// How often one kind of warning is written to the log at most.
 const WARN_EVERY: Duration = Duration::from_secs(10);
 
+/// Every kind of message that may be unreadable.
+const MALFORMED: [&str; 11] = [
+    "router_kv",
+    "kv",
+    "job",
+    "job_delivery",
+    "load",
+    "late_request",
+    "inbox",
+    "event",
+    "pin_key",
+    "pin",
+    "registration",
+];
+
 /// Why a request went where it went.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct DecisionLabel {
@@ -143,6 +158,14 @@ pub struct Gauges {
     pub mirror_lag: Family<BucketLabel, Gauge>,
 }
 
+fn register_accept_and_fleet(registry: &mut Registry) -> (Times, Arc<FleetCollector>) {
+    let accept = Times::new(&ACCEPTED_S);
+    registry.register("accept_seconds", "Time from the dispatch of an attempt to its acceptance", accept.clone());
+    let fleet = Arc::new(FleetCollector::default());
+    registry.register_collector(Box::new(Arc::clone(&fleet)));
+    (accept, fleet)
+}
+
 impl Metrics {
     /// All at zero.
     pub fn new() -> Self {
@@ -165,14 +188,9 @@ impl Metrics {
         let prompt_tokens = counter("prompt_tokens", "Prompt tokens that workers reported");
         let cached_tokens = counter("cached_prompt_tokens", "Of these, tokens found in a prefix cache");
         let requests = RequestMetrics::register(&mut registry);
-        let accept = Times::new(&ACCEPTED_S);
-        registry.register("accept_seconds", "Time from the dispatch of an attempt to its acceptance", accept.clone());
-        let fleet = Arc::new(FleetCollector::default());
-        registry.register_collector(Box::new(Arc::clone(&fleet)));
-        let decisions = family(&mut registry, "decisions", "Decisions, by reason and cause");
-        let decisions = Cells::new(decisions);
-        let sessions = family(&mut registry, "sessions", "Requests taken in, by what named their session");
-        let sessions = Cells::new(sessions);
+        let (accept, fleet) = register_accept_and_fleet(&mut registry);
+        let decisions = Cells::new(family(&mut registry, "decisions", "Decisions, by reason and cause"));
+        let sessions = Cells::new(family(&mut registry, "sessions", "Requests taken in, by what named their session"));
         let failures = family(&mut registry, "attempts_failed", "Attempts that no worker accepted");
         let pins_written = family(&mut registry, "pins_written", "Pins written before a dispatch, by kind");
         let malformed = family(&mut registry, "malformed", "Messages that could not be read, by kind");
@@ -180,7 +198,7 @@ impl Metrics {
         let queue = QueueMetrics::register(&mut registry);
         let gauges = Gauges::register(&mut registry);
         let jobs = JobMetrics::register(&mut registry);
-        Self {
+        let metrics = Self {
             registry,
             admitted,
             dispatched,
@@ -207,6 +225,23 @@ impl Metrics {
             prompt_tokens,
             cached_tokens,
             warned: Mutex::new(None),
+        };
+        metrics.begin_at_zero();
+        metrics
+    }
+
+    /// What goes wrong is counted from the start: a counter that first shows itself at 1 has not grown, to whoever watches
+    /// it, and the first fault would wake nobody.
+    fn begin_at_zero(&self) {
+        use Failure::{AcceptTimeout, Draining, NoResponders, NotThere, Overloaded};
+        for failure in [NoResponders, AcceptTimeout, Overloaded, Draining, NotThere].map(failure_word) {
+            drop(self.failures.get_or_create(&FailureLabel { failure }));
+        }
+        for kind in ["claimed", "completed", "confirmed"] {
+            drop(self.pins_written.get_or_create(&KindLabel { kind }));
+        }
+        for kind in MALFORMED {
+            drop(self.malformed.get_or_create(&KindLabel { kind }));
         }
     }
 
@@ -270,14 +305,7 @@ impl Metrics {
 
     /// An attempt was not accepted.
     pub fn attempt_failed(&self, failure: Failure) {
-        let failure = match failure {
-            Failure::NoResponders => "no_responders",
-            Failure::AcceptTimeout => "accept_timeout",
-            Failure::Overloaded => "overloaded",
-            Failure::Draining => "draining",
-            Failure::NotThere => "not_there",
-        };
-        self.failures.get_or_create(&FailureLabel { failure }).inc();
+        self.failures.get_or_create(&FailureLabel { failure: failure_word(failure) }).inc();
     }
 
     /// A request for an alias got a model.
@@ -299,6 +327,7 @@ impl Metrics {
 
     /// Something could not be read.
     pub fn malformed(&self, kind: &'static str) {
+        debug_assert!(MALFORMED.contains(&kind), "{kind} is none of the kinds that are counted from the start");
         self.malformed.get_or_create(&KindLabel { kind }).inc();
     }
 
@@ -326,6 +355,16 @@ impl Metrics {
         };
         written.expect("writing to a string cannot fail");
         page
+    }
+}
+
+fn failure_word(failure: Failure) -> &'static str {
+    match failure {
+        Failure::NoResponders => "no_responders",
+        Failure::AcceptTimeout => "accept_timeout",
+        Failure::Overloaded => "overloaded",
+        Failure::Draining => "draining",
+        Failure::NotThere => "not_there",
     }
 }
 
@@ -424,5 +463,19 @@ mod tests {
     fn decisions_are_counted_by_their_words() {
         let counts = all().decisions();
         assert_eq!(counts, BTreeMap::from([("pinned".to_owned(), 1), ("unpinned,cold".to_owned(), 1)]));
+    }
+
+    #[test]
+    fn what_goes_wrong_is_counted_from_the_start() {
+        let text = Metrics::new().encode(true);
+        for series in [
+            "attempts_failed_total{failure=\"no_responders\"}",
+            "pins_written_total{kind=\"claimed\"}",
+            "malformed_total{kind=\"registration\"}",
+            "queue_left_total{how=\"full\"}",
+            "job_deliveries_total{end=\"dead\"}",
+        ] {
+            assert!(text.contains(&format!("rankpin_router_{series} 0\n")), "{series} is missing:\n{text}");
+        }
     }
 }

@@ -11,6 +11,7 @@ use crate::wire::subject::Subjects;
 /// Makes the buckets and streams that routers of this configuration need, where they are missing; what is there is left
 /// as it is. Says what stands now, in words.
 pub async fn provision(config: &RouterConfig) -> Result<Vec<String>, RouterError> {
+    let config = RouterConfig { provision: Provision::Auto, ..config.clone() };
     let subjects = Subjects::new(config.namespace.clone());
     let link = Link::open(config.access.link("rankpin provision")?).await?;
     let mut told = Vec::new();
@@ -19,7 +20,7 @@ pub async fn provision(config: &RouterConfig) -> Result<Vec<String>, RouterError
         buckets.push((subjects.workers_bucket(), REGISTRATION_MAX_AGE));
     }
     for (name, max_age) in buckets {
-        let info = provide(&Bucket::new(link.clone(), &name), max_age, Provision::Auto).await?;
+        let info = provide(&Bucket::new(link.clone(), &name), max_age, &config).await?;
         told.push(format!("bucket {name}: {} keys", info.messages));
     }
     if config.pools.level == Level::Global || config.jobs.max == 0 {

@@ -54,13 +54,15 @@ pub enum RouterError {
     },
     /// A bucket is missing and may not be made.
     #[error(
-        "the key-value bucket {bucket} is missing, and provision is never: make it (nats kv add {bucket} --history=1 --ttl={ttl}), or start with --provision auto"
+        "the key-value bucket {bucket} is missing, and provision is never: make it (nats kv add {bucket} --history=1 --ttl={ttl} --replicas={replicas}), or start with --provision auto"
     )]
     MissingBucket {
         /// Its name.
         bucket: String,
         /// The age that its values should have.
         ttl: String,
+        /// How many servers should keep it.
+        replicas: usize,
     },
     /// A bucket can't be read or made.
     #[error("the key-value bucket {bucket} can't be {verb}: {problem}")]
@@ -124,9 +126,9 @@ async fn start(config: RouterConfig) -> Result<Running, RouterError> {
     let workers = Bucket::new(store.clone(), &subjects.workers_bucket());
     let pins = Bucket::new(store, &subjects.pins_bucket());
     if config.pools.level == Level::Worker {
-        provide(&workers, REGISTRATION_MAX_AGE, config.provision).await?;
+        provide(&workers, REGISTRATION_MAX_AGE, &config).await?;
     }
-    let pins_info = provide(&pins, config.pin_ttl, config.provision).await?;
+    let pins_info = provide(&pins, config.pin_ttl, &config).await?;
     let own = uuid::Uuid::now_v7().simple().to_string();
     let inbox_subject = format!("{}.{own}.", subjects.router_inbox_prefix());
     // At the global level a job would have to be acknowledged by another pool's word: it is submitted to a pool.
@@ -212,24 +214,25 @@ fn link_options(link: &LinkOptions, subjects: &Subjects, role: &str) -> LinkOpti
 pub(super) async fn provide(
     bucket: &Bucket,
     max_age: Duration,
-    provision: Provision,
+    config: &RouterConfig,
 ) -> Result<BucketInfo, RouterError> {
     let failed = |verb, problem| RouterError::Bucket { bucket: bucket.name().to_owned(), verb, problem };
     let mut made = false;
     loop {
         match bucket.look().await {
             Look::There(info) => {
-                tell_differences(bucket, &info, max_age);
+                tell_differences(bucket, &info, max_age, config.replicas);
                 return Ok(info);
             }
-            Look::Missing if provision == Provision::Never => {
+            Look::Missing if config.provision == Provision::Never => {
                 let ttl = humantime::format_duration(max_age).to_string();
-                return Err(RouterError::MissingBucket { bucket: bucket.name().to_owned(), ttl });
+                let (bucket, replicas) = (bucket.name().to_owned(), config.replicas);
+                return Err(RouterError::MissingBucket { bucket, ttl, replicas });
             }
             Look::Missing if made => return Err(failed("made", "it is not there after it was made".into())),
             Look::Missing => {
                 made = true;
-                if let Err(error) = bucket.create(1, max_age).await {
+                if let Err(error) = bucket.create_on(config.replicas, 1, max_age).await {
                     bucket.link().check_permissions()?;
                     // Another router may have made it at the same moment.
                     if !matches!(bucket.look().await, Look::There(_)) {
@@ -248,10 +251,18 @@ pub(super) async fn provide(
     }
 }
 
-fn tell_differences(bucket: &Bucket, info: &BucketInfo, max_age: Duration) {
+fn tell_differences(bucket: &Bucket, info: &BucketInfo, max_age: Duration, replicas: usize) {
     if info.max_age != max_age {
         let (found, wanted) = (humantime::format_duration(info.max_age), humantime::format_duration(max_age));
         tracing::warn!(bucket = bucket.name(), %found, %wanted, "the bucket's values live for another time than is configured; it is left as it is");
+    }
+    if info.replicas != replicas {
+        tracing::warn!(
+            bucket = bucket.name(),
+            found = info.replicas,
+            wanted = replicas,
+            "the bucket is kept by another number of servers than is configured; it is left as it is"
+        );
     }
     if info.history != 1 {
         tracing::warn!(

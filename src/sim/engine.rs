@@ -4,10 +4,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytes::Bytes;
 
-use super::answer::{Answer, Stop, Usage};
-use super::cache::{self, BYTES_PER_TOKEN};
+use super::answer::{Answer, Api, Said, Stop, Usage};
+use super::cache;
 use super::prompt::Prompt;
 use super::rank::{Decode, Prefill, Rank, Rates};
+use super::script::{Line, Script};
+use super::speech::Speech;
 use crate::core::id::{DpRank, RankRange};
 use crate::wire::Encoding;
 use crate::wire::event::{Finished, Outcome};
@@ -78,6 +80,7 @@ pub struct SimEngine {
     rates: Rates,
     ranks: Vec<Rank>,
     next: AtomicU64,
+    script: Script,
 }
 
 /// What a request has cost so far.
@@ -97,7 +100,13 @@ impl SimEngine {
             rates: Rates { prefill: options.prefill_rate * options.speed, decode: options.decode_rate * options.speed },
             ranks: options.ranks.iter().map(|_| Rank::new(capacity)).collect(),
             next: AtomicU64::new(0),
+            script: Script::default(),
         })
+    }
+
+    /// The same engine, which says what a script says.
+    pub fn with_script(self, script: Script) -> Self {
+        Self { script, ..self }
     }
 
     /// The rank that a request names, or the next one: an engine's own balancer knows no sessions.
@@ -115,44 +124,99 @@ impl SimEngine {
         tally: &mut Tally,
     ) -> Result<(), Failure> {
         let encoding = Encoding::of(request.headers.find(header::CONTENT_TYPE));
-        let mut prompt = Prompt::read(&request.payload, encoding).map_err(Refusal::invalid)?;
+        let path = request.headers.find(header::PATH);
+        let mut prompt = Prompt::read(&request.payload, encoding, path).map_err(Refusal::invalid)?;
         if let Some(model) = &request.model {
             prompt.model = model.as_ref().to_owned();
         }
         let (number, rank) = self.rank(request.rank)?;
         replies.set_header(RANK_HEADER, &number.to_string());
+        replies.set_content_type("application/json");
         let _working = rank.work();
         self.prefill(rank, &prompt, &mut tally.usage).await;
 
-        let mut answer = Answer::new(prompt.api, request.id.as_str(), &prompt.model);
+        let answer = Answer::new(prompt.api, request.id.as_str(), &prompt.model);
         tally.response_id = answer.response_id();
-        let length = prompt.max_tokens.unwrap_or(u64::MAX).min(self.options.output_tokens);
-        let stop = if prompt.max_tokens == Some(length) { Stop::Length } else { Stop::End };
-        let words = Words::new(&prompt.text);
-        let mut decode = Decode::new(length, self.rates);
+        match prompt.api {
+            Api::Embeddings => {
+                let whole = answer.vectors(&prompt.inputs, &tally.usage, prompt.base64);
+                return Ok(replies.finish(whole).await?);
+            }
+            Api::CountTokens => {
+                let whole = answer.whole(Said::Text(""), &tally.usage, Stop::End);
+                return Ok(replies.finish(whole).await?);
+            }
+            Api::Chat | Api::Completions | Api::Messages | Api::Responses => {}
+        }
+        match self.script.line(prompt.results, &prompt.tools) {
+            Some(Line::Call(name, arguments)) => {
+                self.call(&prompt, (name, arguments), answer, replies, &mut tally.usage).await
+            }
+            Some(Line::Text(text)) => {
+                let speech = Speech::given(text);
+                self.say(rank, &prompt, (&speech, Stop::End), answer, replies, &mut tally.usage).await
+            }
+            None => {
+                let length = prompt.max_tokens.unwrap_or(u64::MAX).min(self.options.output_tokens);
+                let stop = if prompt.max_tokens == Some(length) { Stop::Length } else { Stop::End };
+                let speech = Speech::made_up(&prompt.text, length);
+                self.say(rank, &prompt, (&speech, stop), answer, replies, &mut tally.usage).await
+            }
+        }
+    }
+
+    async fn say(
+        &self,
+        rank: &Rank,
+        prompt: &Prompt,
+        (speech, stop): (&Speech, Stop),
+        mut answer: Answer,
+        replies: &mut ReplyStream,
+        usage: &mut Usage,
+    ) -> Result<(), Failure> {
+        let mut decode = Decode::new(speech.len(), self.rates);
         let mut text = String::new();
         if prompt.stream {
-            replies.set_content_type("application/json");
-            for event in answer.opening(&tally.usage) {
-                replies.send(event).await?;
-            }
+            send_all(replies, answer.opening(usage)).await?;
         }
         while let Some(tokens) = decode.next().await {
             let from = text.len();
-            tokens.for_each(|i| text.push_str(words.at(i)));
-            tally.usage.output_tokens = (text.len() / BYTES_PER_TOKEN) as u64;
+            usage.output_tokens = tokens.end;
+            tokens.for_each(|i| text.push_str(speech.at(i)));
             if prompt.stream {
                 replies.send(answer.delta(&text[from..])).await?;
             }
         }
-        self.keep(rank, &prompt, &text);
-        let mut parts = match prompt.stream {
-            true => answer.closing(&text, &tally.usage, stop),
-            false => vec![answer.whole(&text, &tally.usage, stop)],
+        self.keep(rank, prompt, &text);
+        let last = match prompt.stream {
+            true => {
+                send_all(replies, answer.closing(&text, usage, stop)).await?;
+                Bytes::new()
+            }
+            false => answer.whole(Said::Text(&text), usage, stop),
         };
-        let last = parts.pop().unwrap_or_default();
-        send_all(replies, parts).await?;
-        replies.set_content_type("application/json");
+        Ok(replies.finish(last).await?)
+    }
+
+    async fn call(
+        &self,
+        prompt: &Prompt,
+        (name, arguments): (&str, &str),
+        mut answer: Answer,
+        replies: &mut ReplyStream,
+        usage: &mut Usage,
+    ) -> Result<(), Failure> {
+        let mut decode = Decode::new(cache::tokens(arguments), self.rates);
+        while let Some(tokens) = decode.next().await {
+            usage.output_tokens = tokens.end;
+        }
+        let last = match prompt.stream {
+            true => {
+                send_all(replies, answer.call(name, arguments, usage)).await?;
+                Bytes::new()
+            }
+            false => answer.whole(Said::Call { name, arguments }, usage, Stop::Tool),
+        };
         Ok(replies.finish(last).await?)
     }
 
@@ -209,38 +273,9 @@ impl Engine for SimEngine {
     }
 }
 
-/// What the engine says: words that depend on the prompt alone, one token each.
-struct Words {
-    seed: u64,
-}
-
-impl Words {
-    const TABLE: [&str; 16] = [
-        "the ", "sun ", "and ", "sea ", "are ", "not ", "one ", "but ", "how ", "far ", "you ", "see ", "can ", "say ",
-        "who ", "is, ",
-    ];
-
-    fn new(prompt: &str) -> Self {
-        Self { seed: xxhash_rust::xxh3::xxh3_64(prompt.as_bytes()) }
-    }
-
-    #[expect(clippy::cast_possible_truncation, reason = "the remainder is below the length of the table")]
-    fn at(&self, token: u64) -> &'static str {
-        let draw = xxhash_rust::xxh3::xxh3_64_with_seed(&token.to_le_bytes(), self.seed);
-        Self::TABLE[(draw % Self::TABLE.len() as u64) as usize]
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_word_is_a_token() {
-        assert!(Words::TABLE.iter().all(|word| word.len() == BYTES_PER_TOKEN));
-        let (a, b) = (Words::new("a"), Words::new("b"));
-        assert!((0..64).any(|i| a.at(i) != b.at(i)));
-    }
 
     #[test]
     fn the_engine_balances_what_names_no_rank() {

@@ -9,10 +9,13 @@ mod echo;
 mod engine;
 mod prompt;
 mod rank;
+mod script;
+mod speech;
 mod tree;
 
 pub use echo::Echo;
 pub use engine::{RANK_HEADER, SimEngine, SimOptions};
+pub use script::Script;
 
 /// A count from a floating-point number: the whole part, within what the type holds.
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "such a cast saturates, which is meant")]

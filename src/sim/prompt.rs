@@ -49,16 +49,24 @@ pub(super) struct Prompt {
     pub stream: bool,
     /// Longest answer wanted, in tokens; at least 1.
     pub max_tokens: Option<u64>,
+    /// Names of the tools that it offers.
+    pub tools: Vec<String>,
+    /// Results of calls since the user last said something.
+    pub results: usize,
+    /// The texts whose vectors are wanted.
+    pub inputs: Vec<String>,
+    /// Whether vectors are wanted in base64.
+    pub base64: bool,
 }
 
 impl Prompt {
-    /// Reads a body. The error says what is wrong with it.
-    pub(super) fn read(payload: &[u8], encoding: Encoding) -> Result<Self, String> {
+    /// Reads a body, which came over HTTP on this path, if any. The error says what is wrong with it.
+    pub(super) fn read(payload: &[u8], encoding: Encoding, path: Option<&str>) -> Result<Self, String> {
         let body: Node = encoding.decode(payload).map_err(|e| format!("the body can't be read: {e}"))?;
         if !matches!(body, Node::Map(_)) {
             return Err("the body is no object".into());
         }
-        let api = api(&body);
+        let api = path.and_then(Api::of_path).unwrap_or_else(|| api(&body));
         let mut text = String::with_capacity(payload.len());
         for key in ["system", "instructions"] {
             if let Some(system) = body.get(key) {
@@ -68,10 +76,14 @@ impl Prompt {
         if let Some(tools) = body.get("tools") {
             item(&mut text, "tools", |out| canonical(out, "", tools));
         }
-        match body.get("messages").or_else(|| body.get("input")) {
+        let items = body.get("messages").or_else(|| body.get("input"));
+        match items.or_else(|| body.get("prompt")) {
             Some(Node::Text(input)) => item(&mut text, "user", |out| line(out, input)),
-            Some(items) => items.items().iter().for_each(|node| message(&mut text, node)),
-            None => return Err("the body has neither messages nor input".into()),
+            Some(items) => items.items().iter().for_each(|node| match node {
+                Node::Text(input) => item(&mut text, "user", |out| line(out, input)),
+                node => message(&mut text, node),
+            }),
+            None => return Err("the body has neither messages nor input nor prompt".into()),
         }
         text.push_str(ANSWER_OPENS);
         Ok(Self {
@@ -80,6 +92,10 @@ impl Prompt {
             api,
             stream: body.get("stream") == Some(&Node::Flag(true)),
             max_tokens: max_tokens(&body),
+            tools: tools(&body),
+            results: items.map_or(0, |items| results(items.items())),
+            inputs: items.map_or_else(Vec::new, texts),
+            base64: body.text("encoding_format") == Some("base64"),
         })
     }
 
@@ -94,13 +110,46 @@ fn api(body: &Node) -> Api {
     const ANTHROPIC_PARTS: [&str; 7] =
         ["tool_use", "tool_result", "thinking", "redacted_thinking", "image", "document", "server_tool_use"];
     let Some(messages) = body.get("messages") else {
-        return Api::Responses;
+        return if body.get("prompt").is_some() { Api::Completions } else { Api::Responses };
     };
     let parts = || messages.items().iter().filter_map(|m| m.get("content")).flat_map(Node::items);
     let has_part = || parts().any(|part| part.text("type").is_some_and(|kind| ANTHROPIC_PARTS.contains(&kind)));
     let tools = body.get("tools").map_or(&[][..], Node::items);
     let has_tool = || tools.iter().any(|tool| tool.get("function").is_none() && tool.get("custom").is_none());
     if body.get("system").is_some() || has_tool() || has_part() { Api::Messages } else { Api::Chat }
+}
+
+/// Names of the tools that a body offers, in any API's shape.
+fn tools(body: &Node) -> Vec<String> {
+    let named = |tool: &Node| tool.get("function").unwrap_or(tool).text("name").map(str::to_owned);
+    body.get("tools").map_or(&[][..], Node::items).iter().filter_map(named).collect()
+}
+
+/// How many results of calls stand behind what the user last said.
+fn results(items: &[Node]) -> usize {
+    items.iter().fold(0, |results, node| {
+        let has_result = |node: &Node| node.items().iter().any(|part| part.text("type") == Some("tool_result"));
+        let is_result = node.text("role") == Some("tool")
+            || node.text("type").is_some_and(|kind| kind.ends_with("_output"))
+            || node.get("content").is_some_and(has_result);
+        match node.text("role") {
+            _ if is_result => results + 1,
+            Some("user") => 0,
+            Some(_) | None => results,
+        }
+    })
+}
+
+/// A text, or several.
+fn texts(node: &Node) -> Vec<String> {
+    let one = |node: &Node| match node {
+        Node::Text(text) => Some(text.clone()),
+        Node::Nothing | Node::Flag(_) | Node::Number(_) | Node::List(_) | Node::Map(_) => None,
+    };
+    match node {
+        Node::List(items) => items.iter().filter_map(one).collect(),
+        other => one(other).into_iter().collect(),
+    }
 }
 
 fn max_tokens(body: &Node) -> Option<u64> {
@@ -210,7 +259,7 @@ mod tests {
     use super::*;
 
     fn read(body: &Value) -> Prompt {
-        Prompt::read(body.to_string().as_bytes(), Encoding::Json).expect("valid")
+        Prompt::read(body.to_string().as_bytes(), Encoding::Json, None).expect("valid")
     }
 
     #[test]
@@ -229,7 +278,7 @@ mod tests {
         ], "model": "m"});
         assert_eq!(read(&plain).text, read(&decorated).text);
         let packed = Encoding::MessagePack.encode(&plain);
-        assert_eq!(Prompt::read(&packed, Encoding::MessagePack).expect("valid"), read(&plain));
+        assert_eq!(Prompt::read(&packed, Encoding::MessagePack, None).expect("valid"), read(&plain));
     }
 
     #[test]
@@ -251,6 +300,23 @@ mod tests {
         let result = json!({"messages": [{"role": "user", "content": [{"type": "tool_result", "content": "x"}]}]});
         assert_eq!(read(&result).api, Api::Messages);
         assert_eq!(read(&json!({"input": "hi"})).api, Api::Responses);
+        assert_eq!(read(&json!({"prompt": ["hi"]})).api, Api::Completions);
+        let body = json!({"input": ["a", "b"], "encoding_format": "base64"}).to_string();
+        let told = Prompt::read(body.as_bytes(), Encoding::Json, Some("/v1/embeddings")).expect("valid");
+        assert_eq!((told.api, told.inputs.len(), told.base64), (Api::Embeddings, 2, true), "the path tells it");
+    }
+
+    #[test]
+    fn results_are_counted_since_the_user_last_spoke() {
+        let of = |items: Value| read(&json!({"messages": items})).results;
+        let (user, result) = (json!({"role": "user", "content": "x"}), json!({"role": "tool", "content": "x"}));
+        assert_eq!(of(json!([user, result, result])), 2);
+        assert_eq!(of(json!([user, result, user])), 0);
+        let parts = json!({"role": "user", "content": [{"type": "tool_result", "content": "x"}]});
+        assert_eq!(of(json!([user, parts, {"role": "assistant", "content": "y"}])), 1);
+        let outputs = json!({"input": [{"role": "user", "content": "x"}, {"type": "function_call", "name": "f"},
+            {"type": "function_call_output", "output": "x"}], "tools": [{"type": "function", "name": "f"}]});
+        assert_eq!((read(&outputs).results, read(&outputs).tools), (1, vec!["f".to_owned()]));
     }
 
     #[test]
@@ -272,7 +338,7 @@ mod tests {
     #[test]
     fn what_is_no_request_is_refused_and_odd_things_are_not() {
         for bad in ["", "[]", "{", "{}", "\"x\"", "{\"messages\":[]} x"] {
-            assert!(Prompt::read(bad.as_bytes(), Encoding::Json).is_err(), "{bad:?}");
+            assert!(Prompt::read(bad.as_bytes(), Encoding::Json, None).is_err(), "{bad:?}");
         }
         let odd = json!({"messages": [1, "x", {"content": 7}, {"role": "user", "content": [null, 1, {"text": 2}]}],
             "max_tokens": -3, "stream": "yes"});

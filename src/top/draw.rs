@@ -114,7 +114,7 @@ fn cell(rank: &RankState, limit: u64) -> Span<'static> {
         61..=90 => Style::new().fg(Color::Black).bg(Color::Yellow),
         _ => Style::new().fg(Color::White).bg(Color::Red).add_modifier(Modifier::BOLD),
     };
-    Span::styled(format!("{text:<width$}", width = CELL), style)
+    Span::styled(format!("{text:<CELL$}"), style)
 }
 
 fn load(rank: &RankState) -> u64 {

@@ -45,6 +45,16 @@ pub const ALIAS: &str = "Rankpin-Alias";
 pub const HOPS: &str = "Rankpin-Hops";
 /// `Rankpin-Prefix-Keys`: keys of a body that travels elsewhere.
 pub const PREFIX_KEYS: &str = "Rankpin-Prefix-Keys";
+/// `Rankpin-Path`: the HTTP path of the request, as a gateway got it.
+pub const PATH: &str = "Rankpin-Path";
+/// `Rankpin-Sse-Event`: the name of the server-sent event whose data a reply message is.
+pub const SSE_EVENT: &str = "Rankpin-Sse-Event";
+/// `Rankpin-Body`: the object that the body lies in, where a message can't hold it.
+pub const BODY: &str = "Rankpin-Body";
+/// `Rankpin-Body-Size`: its size in bytes.
+pub const BODY_SIZE: &str = "Rankpin-Body-Size";
+/// `Rankpin-Body-Digest`: its hash, `xxh3-128=` and 32 hex digits.
+pub const BODY_DIGEST: &str = "Rankpin-Body-Digest";
 /// `Rankpin-Event`: kind of a message on the router's inbox.
 pub const EVENT: &str = "Rankpin-Event";
 /// `Rankpin-Seq`: number of a reply message, from 0.
@@ -67,7 +77,7 @@ pub const RETRY_AFTER: &str = "Retry-After";
 pub const CONTENT_TYPE: &str = "Content-Type";
 
 /// Every header that a router reads, in lower case.
-pub const NAMES: [&str; 26] = [
+pub const NAMES: [&str; 29] = [
     "rankpin-session-id",
     "rankpin-request-id",
     "rankpin-tenant",
@@ -78,6 +88,9 @@ pub const NAMES: [&str; 26] = [
     "rankpin-target-dp-rank",
     "rankpin-pool",
     "rankpin-hops",
+    "rankpin-body",
+    "rankpin-body-size",
+    "rankpin-prefix-keys",
     "content-type",
     "x-dynamo-worker-instance-id",
     "x-dynamo-dp-rank",

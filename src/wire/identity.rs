@@ -127,6 +127,31 @@ pub fn find_and_read<'h>(
     Ok(Identity { model, session, group, source, prefixes, prompt, elements, texts })
 }
 
+/// Finds out whose a request is whose body travels elsewhere, by its headers and the keys that came with it
+/// (protocol section 3.4).
+pub fn of_claim<'h>(
+    head: &RequestHead,
+    headers: impl Iterator<Item = (&'h str, &'h str)> + Clone,
+    model: Model,
+    sessions: Sessions<'_>,
+    keys: Option<Prefixes>,
+) -> Result<Identity, RouteError> {
+    let named = match (sessions, &head.session) {
+        (Sessions::Off, _) => None,
+        (Sessions::On(_), Some(session)) => Some((session.clone(), Source::Header)),
+        (Sessions::On(sources), None) => further_header(headers.clone(), sources)?,
+    };
+    let (session, source, prefixes) = match (named, sessions, keys) {
+        (Some((session, source)), ..) => (Some(session), source, None),
+        (None, Sessions::On(_), Some(keys)) => (Some(session_of(&keys)), Source::Text, Some(keys)),
+        (None, Sessions::Off, _) | (None, Sessions::On(_), None) => (None, Source::Nowhere, None),
+    };
+    let own = session.as_ref().map(|session| &session.id);
+    let group = parent(headers, sessions)?.filter(|parent| Some(parent) != own);
+    let (elements, texts) = (Vec::new(), Vec::new());
+    Ok(Identity { model, session, group, source, prefixes, prompt: None, elements, texts })
+}
+
 fn session_of(prefixes: &Prefixes) -> Session {
     Session { id: SessionId::derived(prefixes.full()), origin: Origin::Derived }
 }
@@ -151,7 +176,11 @@ pub fn reads_body<'h>(
 impl Identity {
     /// The same request as one for another model.
     pub fn under(&self, model: &Model) -> Self {
-        let prefixes = self.prefixes.as_ref().and_then(|_| Prefixes::of(model, &self.elements));
+        let prefixes = self.prefixes.as_ref().and_then(|known| match self.elements.is_empty() {
+            // Of a body that travels elsewhere there are only the keys: they stay those of the name that was asked for.
+            true => Some(known.clone()),
+            false => Prefixes::of(model, &self.elements),
+        });
         let session = prefixes.as_ref().map(session_of).or_else(|| self.session.clone());
         Self {
             model: model.clone(),
@@ -334,6 +363,28 @@ mod tests {
         let identity = read(&[], &body, Sessions::On(&sources)).expect("valid");
         let keys = identity.prefixes.clone().expect("derived").keys().to_vec();
         assert!(identity.lookups().eq([keys[1], keys[0]].map(SessionId::derived)));
+    }
+
+    #[test]
+    fn a_body_that_travels_elsewhere_has_the_session_of_its_keys_unless_a_header_names_one() {
+        let sources = sources();
+        let keys = || Prefixes::from_parts(vec![1, 2], vec![0]);
+        let of = |headers: &[(&str, &str)], sessions, keys| {
+            let reading = HeadReading { trusted: true, sessions: sessions != Sessions::Off };
+            let head = RequestHead::read(&Known::read(headers.iter().copied()), reading).expect("valid");
+            let model = Model::new("m").expect("valid");
+            of_claim(&head, headers.iter().copied(), model, sessions, keys).expect("valid")
+        };
+        let on = Sessions::On(&sources);
+        let by_keys = of(&[], on, keys());
+        assert_eq!((by_keys.source.clone(), by_keys.lookups().collect()), (Source::Text, vec![SessionId::derived(1)]));
+        let under = by_keys.under(&Model::new("n").expect("valid"));
+        assert_eq!((under.model.as_str(), under.prefixes), ("n", keys()), "an alias keeps the keys");
+        let named = of(&[("x-chat", "c")], on, keys());
+        assert_eq!((named.source, named.prefixes), (Source::FurtherHeader("x-chat".into()), None));
+        assert_eq!(of(&[("thread-id", "t")], on, keys()).source, Source::Header);
+        assert_eq!(of(&[], on, None).session, None);
+        assert_eq!(of(&[("thread-id", "t")], Sessions::Off, keys()).session, None);
     }
 
     #[test]

@@ -4,6 +4,7 @@
 //! the JSON Schemas under `schemas/` are generated from them.
 
 pub mod body;
+pub mod claim;
 pub mod drain;
 pub mod event;
 pub mod header;

@@ -35,6 +35,11 @@ impl Subjects {
         [format!("{}.request.>", self.ns), format!("{}.request", self.ns), format!("{}.trusted.>", self.ns)]
     }
 
+    /// `{ns}.trusted.{model}`, where gateways publish.
+    pub fn trusted(&self, model: &Model) -> String {
+        format!("{}.trusted.{}", self.ns, encode_model(model.as_str()))
+    }
+
     /// `{ns}.request` or `{ns}.trusted`: where requests for a model go, with a dot and the model's token behind it.
     pub fn requests(&self, trusted: bool) -> String {
         format!("{}.{}", self.ns, if trusted { "trusted" } else { "request" })
@@ -196,6 +201,11 @@ impl Subjects {
         format!("{}.kv.*.*", self.ns)
     }
 
+    /// `{ns}.kv.{worker}.{r}`, what a worker says of one rank's cache.
+    pub fn worker_kv(&self, worker: &WorkerId, rank: DpRank) -> String {
+        format!("{}.kv.{worker}.{rank}", self.ns)
+    }
+
     /// `{ns}.router.kv`, what routers tell each other of their dispatches.
     pub fn router_kv(&self) -> String {
         format!("{}.router.kv", self.ns)
@@ -209,6 +219,21 @@ impl Subjects {
     /// The bucket of pins.
     pub fn pins_bucket(&self) -> String {
         format!("{}_pins", self.ns)
+    }
+
+    /// The object store of bodies that messages can't hold.
+    pub fn bodies_bucket(&self) -> String {
+        format!("{}_bodies", self.ns)
+    }
+
+    /// The object store of files, of which batches are made.
+    pub fn files_bucket(&self) -> String {
+        format!("{}_files", self.ns)
+    }
+
+    /// The key-value bucket of batches.
+    pub fn batches_bucket(&self) -> String {
+        format!("{}_batches", self.ns)
     }
 
     /// Prefix of the inboxes on which routers hear of their dispatches. It lies under a prefix of its own, so that

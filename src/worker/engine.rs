@@ -83,6 +83,16 @@ pub enum Failure {
         /// Words for people.
         message: String,
     },
+    /// It has answered with an error of its own, which the frontend gets as it stands (protocol section 6.1,
+    /// `engine_error`).
+    Answered {
+        /// Its status.
+        status: u16,
+        /// Media type of the body.
+        content_type: String,
+        /// Its body.
+        body: Bytes,
+    },
     /// A reply could not be sent.
     Reply(ReplyError),
 }
@@ -116,6 +126,12 @@ impl Refusal {
     /// The worker is about to stop; the router tries another placement. Status 503.
     pub fn draining() -> Self {
         Self { status: 503, code: "draining".into(), message: "the worker is draining".into() }
+    }
+
+    /// What serves the requests can't be reached or does not work at the moment; the router tries another placement.
+    /// Status 503.
+    pub fn unavailable(code: impl Into<String>, message: impl Into<String>) -> Self {
+        Self { status: 503, code: code.into(), message: message.into() }
     }
 
     /// Nobody can serve this request; the frontend gets the error. Status 400.

@@ -2,7 +2,7 @@
 //!
 //! It has a connection of its own. Whoever may publish here may send a header block that kills the client library's
 //! connection task; then this connection is made anew, and the registration, events and replies, which go out on
-//! another one, are none the wiser.
+//! others, are none the wiser.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -153,7 +153,7 @@ fn dispatch<E: Engine>(service: &Arc<Service<E>>, tasks: &mut JoinSet<()>, rank:
             }
         }
         Err(problem @ DispatchError::Id(_)) => {
-            let events = Events::new(service.out.clone(), reply);
+            let events = Events::new(service.outlet.clone(), reply);
             tasks.spawn(async move { events.rejected(&Refusal::invalid(problem.to_string())).await });
         }
         Err(problem @ DispatchError::Subject(_)) => debug!(%problem, "dropped a request"),

@@ -5,10 +5,14 @@
 //! The way of a request: [`intake`] reads it off a rank's subject, [`serve`] accepts it, lets the [`Engine`] work and
 //! ends it; what goes out, goes through [`replies`].
 
+mod bodies;
+mod caches;
 pub mod cancel;
 mod dispatch;
 pub mod engine;
 mod intake;
+mod interest;
+mod outlet;
 mod registration;
 pub mod replies;
 mod reports;
@@ -24,14 +28,17 @@ use tokio::task::JoinSet;
 use tracing::{info, warn};
 use uuid::Uuid;
 
+pub use caches::Caches;
 pub use cancel::{CancelReason, CancelToken};
 pub use engine::{Acceptance, Engine, EngineRequest, Failure, Refusal};
 pub use replies::{ReplyError, ReplyStream};
 pub use serve::CANCEL_GRACE;
 pub use slots::MAX_HELD;
 
+use self::bodies::Bodies;
 use self::cancel::Cancels;
 use self::intake::Wanted;
+use self::outlet::Outlet;
 use self::registration::{Keeper, Phase};
 use self::serve::Service;
 use self::slots::Slots;
@@ -43,6 +50,8 @@ use crate::wire::subject::Subjects;
 
 /// How long a drained worker goes on refusing, so that every router has seen that it drains.
 const LINGER: Duration = Duration::from_millis(500);
+/// How long an engine may be silent in the middle of an answer, where nothing is said.
+pub const STREAM_IDLE_TIMEOUT: Duration = Duration::from_secs(60);
 /// How long deleting the key and sending out what is left may take at the end.
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -71,6 +80,9 @@ pub struct WorkerOptions {
     pub block_size: Option<u32>,
     /// Blocks in each rank's prefix cache.
     pub kv_blocks: Option<u64>,
+    /// How long an engine that has begun an answer may send no part of it; then the request is given up and ends in an
+    /// error.
+    pub stream_idle_timeout: Duration,
 }
 
 impl WorkerOptions {
@@ -95,6 +107,7 @@ impl WorkerOptions {
             max_inflight: None,
             block_size: None,
             kv_blocks: None,
+            stream_idle_timeout: STREAM_IDLE_TIMEOUT,
         }
     }
 
@@ -147,13 +160,18 @@ pub enum WorkerError {
 #[derive(Debug)]
 pub struct Worker {
     instance: String,
+    worker: WorkerId,
+    subjects: Subjects,
     phase: watch::Sender<Phase>,
     slots: Arc<Slots>,
     cancels: Arc<Cancels>,
     asked: watch::Receiver<bool>,
     intake: Link,
-    out: Link,
+    store: Link,
+    outlet: Outlet,
     tasks: JoinSet<Result<(), WorkerError>>,
+    /// Drives the outlet. It ends after everything that speaks.
+    _driver: JoinSet<()>,
 }
 
 /// How a drain went.
@@ -171,23 +189,30 @@ impl Worker {
         let registration = options.registration(&instance);
         registration.check().map_err(WorkerError::Invalid)?;
         let subjects = Subjects::new(options.namespace);
-        let [intake, out] = [Link::open(options.link.clone()).await?, Link::open(options.link).await?];
+        let [intake, store] = [Link::open(options.link.clone()).await?, Link::open(options.link.clone()).await?];
+        let outlet = Outlet::open(options.link).await?;
+        let mut driver = JoinSet::new();
+        driver.spawn(outlet.clone().drive());
+        // Tells too whether this user may subscribe to the outlet's subject.
+        outlet.barrier().await?;
 
-        let registry = Registry::new(out.clone(), subjects.workers_bucket(), options.worker.as_str().into());
+        let registry = Registry::new(store.clone(), subjects.workers_bucket(), options.worker.as_str().into());
         let mut keeper = Keeper::wait_for_name(registry, registration).await?;
         let wanted = Wanted::new(&subjects, &options.worker, options.ranks);
         let subscriptions = wanted.open(&intake).await?;
         keeper.register().await?;
         info!(worker = %options.worker, instance, "registered");
 
-        let load_subject = subjects.load(&options.worker);
         let (ask, asked) = watch::channel(false);
         let (phase, told) = watch::channel(Phase::Ready);
         let service = Arc::new(Service {
             engine,
-            subjects,
-            worker: options.worker,
-            out: out.clone(),
+            bodies: Bodies::new(store.clone(), &subjects),
+            subjects: subjects.clone(),
+            worker: options.worker.clone(),
+            store: store.clone(),
+            outlet: outlet.clone(),
+            stream_idle_timeout: options.stream_idle_timeout,
             slots: Arc::new(Slots::new(options.ranks, options.max_inflight)),
             cancels: Arc::default(),
             instance: instance.clone(),
@@ -202,12 +227,25 @@ impl Worker {
             reading.await;
             Ok(())
         });
-        let reporting = reports::report(service, instance.clone(), load_subject);
+        let reporting = reports::report(service, instance.clone(), subjects.load(&options.worker));
         tasks.spawn(async move {
             reporting.await;
             Ok(())
         });
-        Ok(Self { instance, phase, slots, cancels, asked, intake, out, tasks })
+        Ok(Self {
+            instance,
+            worker: options.worker,
+            subjects,
+            phase,
+            slots,
+            cancels,
+            asked,
+            intake,
+            store,
+            outlet,
+            tasks,
+            _driver: driver,
+        })
     }
 
     /// Id of this process, as it is registered.
@@ -227,6 +265,18 @@ impl Worker {
         // Where the server does not answer, its connections end with the worker.
         let _ = tokio::time::timeout(LEAVE_TIMEOUT, self.settle()).await;
         error
+    }
+
+    /// Says whether what serves the requests works. While it does not, the worker is not registered and refuses what
+    /// still comes; requests that are running go on, and so does the process's name.
+    pub fn set_available(&self, available: bool) {
+        self.slots.set_away(!available);
+        self.phase.send_replace(if available { Phase::Ready } else { Phase::Away });
+    }
+
+    /// Where this worker's caches are told of.
+    pub fn caches(&self) -> Caches {
+        Caches::new(self.store.clone(), self.subjects.clone(), self.worker.clone(), self.instance.clone())
     }
 
     /// Returns once an operator has asked this worker to drain (`rankpin drain`); it has been answered that the worker
@@ -283,8 +333,9 @@ impl Worker {
 
     /// Waits until the server has seen all that this worker did: subscriptions have ended, messages are out.
     async fn settle(&self) -> Result<(), WorkerError> {
-        for link in [&self.intake, &self.out] {
-            match link.barrier().await {
+        let round_trips = [self.intake.barrier().await, self.store.barrier().await, self.outlet.barrier().await];
+        for round_trip in round_trips {
+            match round_trip {
                 // What the server did not allow was told of when it was tried; the round trip is what counts here.
                 Ok(()) | Err(ConnectError::Permissions(_)) => (),
                 Err(error) => return Err(error.into()),

@@ -29,6 +29,9 @@ const MAX_ROUNDS: u32 = 3;
 pub(super) enum Phase {
     /// Put the value again and again.
     Ready,
+    /// Not registered: what serves the requests does not work at the moment. The key is deleted, and the name kept in
+    /// mind.
+    Away,
     /// The same, as a worker that takes no more requests.
     Draining,
     /// Delete the key and end.
@@ -122,6 +125,7 @@ impl Keeper {
     /// the name to another instance.
     pub(super) async fn keep(mut self, mut phase: watch::Receiver<Phase>) -> Result<(), WorkerError> {
         let mut reachable = true;
+        let mut gone = false;
         loop {
             // Both arms may be dropped: a change that was not read yet is still marked as one.
             tokio::select! {
@@ -135,12 +139,22 @@ impl Keeper {
             let now = *phase.borrow_and_update();
             self.registration.state = match now {
                 Phase::Ready => State::Ready,
+                // One that is away takes nothing as it is, and need not say so.
+                Phase::Draining if gone => continue,
                 Phase::Draining => State::Draining,
+                Phase::Away => {
+                    // Once: what is not there need not be deleted again.
+                    if !std::mem::replace(&mut gone, true) {
+                        self.leave().await;
+                    }
+                    continue;
+                }
                 Phase::Leaving => {
                     self.leave().await;
                     return Ok(());
                 }
             };
+            gone = false;
             match self.put().await {
                 Ok(()) => {
                     if !std::mem::replace(&mut reachable, true) {

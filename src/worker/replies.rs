@@ -1,25 +1,27 @@
 //! What a worker says while it serves a request: events to the router (protocol section 6), replies to the frontend
 //! (section 6.1).
 
-use std::time::Duration;
+use std::borrow::Cow;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 
 use super::cancel::{CancelReason, CancelToken};
 use super::dispatch::Dispatch;
 use super::engine::Refusal;
+use super::interest::Listener;
+use super::outlet::Outlet;
 use super::results::Results;
 use crate::core::id::{DpRank, RequestId, WorkerId};
-use crate::nats::{Headers, Link, Subject};
+use crate::nats::{Headers, Lines, Link, Subject};
 use crate::wire::Encoding;
 use crate::wire::event::{self, Finished};
 use crate::wire::header;
 use crate::wire::reply::ErrorBody;
 use crate::wire::subject::Subjects;
 
-/// How long the client library may take to accept one message. It takes none for long only while there is no
-/// connection and its queue is full.
-const SEND_TIMEOUT: Duration = Duration::from_secs(30);
 /// Seconds after which a frontend may try again, with 429 and 503.
 const RETRY_AFTER_S: &str = "1";
 
@@ -45,11 +47,14 @@ pub enum ReplyError {
     Unreachable(String),
 }
 
-/// The reply stream of one request, in order. Each send waits until the client library has taken the message, so a
-/// fast engine is held back by a slow connection.
+/// The reply stream of one request, in order. Each send waits until there is room for the message, so a fast engine is held
+/// back by a slow connection.
 #[derive(Debug)]
 pub struct ReplyStream {
-    link: Link,
+    outlet: Outlet,
+    /// Whether anybody listens; asked from the first part on.
+    listener: Option<Listener>,
+    pulse: Pulse,
     to: To,
     id: RequestId,
     attempt: u32,
@@ -58,7 +63,7 @@ pub struct ReplyStream {
     decision: Option<Box<str>>,
     /// The model that the alias asked for led to.
     model: Option<Box<str>>,
-    content_type: Option<&'static str>,
+    content_type: Option<Cow<'static, str>>,
     first: Headers,
     cancel: CancelToken,
     seq: u64,
@@ -85,18 +90,20 @@ enum Place {
 
 impl ReplyStream {
     pub(super) fn new(
-        link: Link,
+        (outlet, store): (Outlet, &Link),
         worker: WorkerId,
         dispatch: &mut Dispatch,
         cancel: CancelToken,
         subjects: &Subjects,
     ) -> Self {
-        let to = match Results::of(dispatch, subjects, &link) {
+        let to = match Results::of(dispatch, subjects, store) {
             Some(results) => To::Results(Box::new(results)),
             None => dispatch.reply_to.take().map_or(To::Nobody, To::Inbox),
         };
         Self {
-            link,
+            outlet,
+            listener: None,
+            pulse: Pulse::default(),
             to,
             id: dispatch.id.clone(),
             attempt: dispatch.attempt,
@@ -113,8 +120,8 @@ impl ReplyStream {
     }
 
     /// Names the media type of what follows; it stands on the first message.
-    pub fn set_content_type(&mut self, media_type: &'static str) {
-        self.content_type = Some(media_type);
+    pub fn set_content_type(&mut self, media_type: impl Into<Cow<'static, str>>) {
+        self.content_type = Some(media_type.into());
     }
 
     /// Adds a header of the engine's own to the first message.
@@ -124,12 +131,17 @@ impl ReplyStream {
 
     /// Sends one part. For a streaming body that is the data of one server-sent event.
     pub async fn send(&mut self, payload: Bytes) -> Result<(), ReplyError> {
-        self.reply(payload, Place::Middle).await
+        self.reply(payload, None, Place::Middle).await
+    }
+
+    /// Sends the data of one server-sent event that has a name.
+    pub async fn send_event(&mut self, name: &str, payload: Bytes) -> Result<(), ReplyError> {
+        self.reply(payload, Some(name), Place::Middle).await
     }
 
     /// Sends the last part, or the whole answer. It may be empty.
     pub async fn finish(&mut self, payload: Bytes) -> Result<(), ReplyError> {
-        self.reply(payload, Place::Last).await
+        self.reply(payload, None, Place::Last).await
     }
 
     /// Whether something was published that the caller has seen, so that the request can no longer be rejected. The parts
@@ -140,6 +152,11 @@ impl ReplyStream {
             To::Inbox(_) => self.seq > 0,
             To::Results(_) => self.ended,
         }
+    }
+
+    /// When the engine last sent a part of its answer.
+    pub(super) fn pulse(&self) -> Pulse {
+        self.pulse.clone()
     }
 
     /// Whether it is a durable job.
@@ -154,10 +171,22 @@ impl ReplyStream {
 
     /// Ends the stream in an error.
     pub(super) async fn fail(&mut self, status: u16, code: &str, message: &str) -> Result<(), ReplyError> {
+        let body = Encoding::Json.encode(&ErrorBody::new(code, message));
+        self.fail_with(status, code, Encoding::Json.media_type(), body.into()).await
+    }
+
+    /// Ends the stream in an error that has a body of its own.
+    pub(super) async fn fail_with(
+        &mut self,
+        status: u16,
+        code: &str,
+        media_type: &str,
+        body: Bytes,
+    ) -> Result<(), ReplyError> {
         let mut headers = self.head(Place::Last);
         put_error(&mut headers, status, code);
-        let body = Encoding::Json.encode(&ErrorBody::new(code, message));
-        self.publish(headers, body.into(), Place::Last).await
+        headers.set(header::CONTENT_TYPE, media_type);
+        self.publish(headers, body, Place::Last).await
     }
 
     /// Ends a stream whose engine did not, with an empty message.
@@ -165,16 +194,19 @@ impl ReplyStream {
         self.publish(self.head(Place::Last), Bytes::new(), Place::Last).await
     }
 
-    async fn reply(&mut self, payload: Bytes, place: Place) -> Result<(), ReplyError> {
+    async fn reply(&mut self, payload: Bytes, event: Option<&str>, place: Place) -> Result<(), ReplyError> {
         if let Some(reason) = self.cancel.reason() {
             return Err(ReplyError::GivenUp(reason));
         }
         let mut headers = self.head(place);
         if self.seq == 0 {
             self.first.iter().for_each(|(name, value)| headers.add(name, value));
-            if let Some(media_type) = self.content_type {
+            if let Some(media_type) = &self.content_type {
                 headers.set(header::CONTENT_TYPE, media_type);
             }
+        }
+        if let Some(event) = event {
+            headers.set(header::SSE_EVENT, event);
         }
         self.publish(headers, payload, place).await
     }
@@ -207,13 +239,22 @@ impl ReplyStream {
         if self.ended {
             return Err(ReplyError::Ended);
         }
-        let (size, max) = (headers.wire_len() + payload.len(), self.link.max_payload());
+        // While it waits for room, or for a stream to store it, it is not the engine that is silent.
+        self.pulse.pause();
+        let (size, max) = (headers.wire_len() + payload.len(), self.outlet.max_payload());
         let fits = if size > max { Err(ReplyError::TooLarge { size, max }) } else { Ok(()) };
         let sent = match &self.to {
             To::Nobody => Ok(()),
             To::Inbox(to) => {
                 fits?;
-                deliver(&self.link, to, headers, payload).await
+                let question = match place {
+                    Place::Middle => {
+                        let listener = self.listener.get_or_insert_with(|| self.outlet.listener(self.cancel.clone()));
+                        listener.ask(Instant::now())
+                    }
+                    Place::Last => None,
+                };
+                self.outlet.publish(to, question.as_deref(), &Lines::from(&headers), &payload).await
             }
             To::Results(results) => {
                 fits?;
@@ -227,7 +268,53 @@ impl ReplyStream {
         sent.map_err(ReplyError::Unreachable)?;
         self.seq += 1;
         self.ended = place == Place::Last;
+        self.pulse.beat(place);
         Ok(())
+    }
+}
+
+/// When a reply stream last grew, told to whoever watches over it.
+#[derive(Debug, Clone)]
+pub(super) struct Pulse {
+    start: Instant,
+    /// Milliseconds from `start` to the last part; [`Pulse::SILENT`] where there is none, or nothing is to come.
+    at: Arc<AtomicU64>,
+}
+
+impl Default for Pulse {
+    fn default() -> Self {
+        Self { start: Instant::now(), at: Arc::new(AtomicU64::new(Self::SILENT)) }
+    }
+}
+
+impl Pulse {
+    const SILENT: u64 = u64::MAX;
+
+    fn pause(&self) {
+        self.at.store(Self::SILENT, Ordering::Relaxed);
+    }
+
+    fn beat(&self, place: Place) {
+        let at = match place {
+            Place::Middle => u64::try_from(self.start.elapsed().as_millis()).unwrap_or(Self::SILENT),
+            Place::Last => Self::SILENT,
+        };
+        self.at.store(at, Ordering::Relaxed);
+    }
+
+    /// Returns once an answer has begun and then not grown for so long. Dropping the future loses nothing.
+    pub async fn stopped(&self, limit: Duration) {
+        loop {
+            let at = self.at.load(Ordering::Relaxed);
+            let until = match at {
+                Self::SILENT => Instant::now() + limit,
+                at => self.start + Duration::from_millis(at) + limit,
+            };
+            if at != Self::SILENT && until <= Instant::now() {
+                return;
+            }
+            tokio::time::sleep_until(until.into()).await;
+        }
     }
 }
 
@@ -235,13 +322,13 @@ impl ReplyStream {
 /// failures are only logged.
 #[derive(Debug)]
 pub(super) struct Events {
-    link: Link,
+    outlet: Outlet,
     to: Option<Subject>,
 }
 
 impl Events {
-    pub(super) fn new(link: Link, to: Option<Subject>) -> Self {
-        Self { link, to }
+    pub(super) fn new(outlet: Outlet, to: Option<Subject>) -> Self {
+        Self { outlet, to }
     }
 
     pub(super) async fn accepted(&self) {
@@ -266,7 +353,7 @@ impl Events {
     async fn tell(&self, kind: &str, mut headers: Headers, payload: Bytes) {
         let Some(to) = &self.to else { return };
         headers.set(header::EVENT, kind);
-        if let Err(problem) = deliver(&self.link, to, headers, payload).await {
+        if let Err(problem) = self.outlet.publish(to, None, &Lines::from(&headers), &payload).await {
             tracing::debug!(event = kind, %problem, "the router could not be told");
         }
     }
@@ -278,14 +365,5 @@ fn put_error(headers: &mut Headers, status: u16, code: &str) {
     headers.set(header::CONTENT_TYPE, Encoding::Json.media_type());
     if matches!(status, 429 | 503) {
         headers.set(header::RETRY_AFTER, RETRY_AFTER_S);
-    }
-}
-
-async fn deliver(link: &Link, to: &Subject, headers: Headers, payload: Bytes) -> Result<(), String> {
-    // Pinned here: a future of this size is not to be moved about.
-    let publish = std::pin::pin!(link.publish(to.clone(), None, headers, payload));
-    match tokio::time::timeout(SEND_TIMEOUT, publish).await {
-        Ok(sent) => sent.map_err(|e| e.to_string()),
-        Err(_) => Err(format!("there was no room for it within {} s", SEND_TIMEOUT.as_secs())),
     }
 }

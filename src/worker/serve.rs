@@ -4,14 +4,17 @@ use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
+use bytes::Bytes;
 use futures_util::FutureExt as _;
 use tokio::sync::watch;
 use tokio::time::{MissedTickBehavior, interval_at};
 use tracing::{debug, error};
 
+use super::bodies::Bodies;
 use super::cancel::{CancelReason, Cancels, Held};
 use super::dispatch::{Dispatch, LATE_HOLD, Lateness, lateness};
 use super::engine::{Acceptance, Engine, EngineRequest, Failure, Refusal};
+use super::outlet::Outlet;
 use super::registration::Phase;
 use super::replies::{Events, ReplyError, ReplyStream};
 use super::slots::{Slot, Slots};
@@ -27,14 +30,25 @@ pub const CANCEL_GRACE: Duration = Duration::from_secs(1);
 /// How often a router hears that a long request is still worked on; it wants to at least every 10 s.
 const PROGRESS_EVERY: Duration = Duration::from_secs(5);
 
+/// Code word of an error that is the engine's own.
+const ENGINE_ERROR: &str = "engine_error";
+/// Code word and words where an engine stops in the middle of an answer.
+const IDLE: &str = "stream_idle";
+const SILENT: &str = "the engine stopped in the middle of its answer, and the worker gave the request up";
+
 /// What every request of a worker shares.
 #[derive(Debug)]
 pub(super) struct Service<E> {
     pub engine: E,
+    pub bodies: Bodies,
     pub subjects: Subjects,
     pub worker: WorkerId,
-    /// The connection for everything that goes out.
-    pub out: Link,
+    /// The connection for the registration, load reports and results of jobs.
+    pub store: Link,
+    /// The connection for events and replies.
+    pub outlet: Outlet,
+    /// How long an engine may be silent in the middle of an answer.
+    pub stream_idle_timeout: Duration,
     pub slots: Arc<Slots>,
     pub cancels: Arc<Cancels>,
     pub instance: String,
@@ -79,7 +93,7 @@ impl<E: Engine> Service<E> {
         let answer = DrainAnswer { v: 1, worker, instance, held: self.slots.held() as u64 };
         let mut headers = Headers::new();
         headers.set(header::CONTENT_TYPE, Encoding::Json.media_type());
-        if let Err(problem) = self.out.publish(reply, None, headers, Encoding::Json.encode(&answer).into()).await {
+        if let Err(problem) = self.store.publish(reply, None, headers, Encoding::Json.encode(&answer).into()).await {
             debug!(%problem, "the answer to a drain was not sent");
         }
     }
@@ -89,7 +103,7 @@ impl<E: Engine> Service<E> {
         if late == Lateness::Late && tokio::time::timeout(LATE_HOLD, held.token().cancelled()).await.is_ok() {
             return;
         }
-        let events = Events::new(self.out.clone(), dispatch.events_to.take());
+        let events = Events::new(self.outlet.clone(), dispatch.events_to.take());
         let slot = match self.slots.take(dispatch.rank) {
             Ok(slot) => slot,
             Err(refusal) => return events.rejected(&refusal).await,
@@ -99,7 +113,8 @@ impl<E: Engine> Service<E> {
             Acceptance::WithFinish => (),
         }
         let token = held.token().clone();
-        let mut replies = ReplyStream::new(self.out.clone(), self.worker.clone(), &mut dispatch, token, &self.subjects);
+        let ways = (self.outlet.clone(), &self.store);
+        let mut replies = ReplyStream::new(ways, self.worker.clone(), &mut dispatch, token, &self.subjects);
         let ended = self.work(dispatch, &held, &mut replies, &events).await;
         conclude(ended, &held, &mut replies, &events, slot).await;
     }
@@ -118,16 +133,30 @@ impl<E: Engine> Service<E> {
         };
         // The engine is used by other requests after a panic in one: it has to keep its own state whole, as behind
         // a lock that is poisoned.
-        let serving = AssertUnwindSafe(self.engine.serve(request, replies)).catch_unwind();
+        let pulse = replies.pulse();
+        let serving = async {
+            // Boxed, because it is rare and every request would hold room for it.
+            let request = match request.headers.find(header::BODY) {
+                Some(_) => Box::pin(self.bodies.complete(request)).await?,
+                None => request,
+            };
+            self.engine.serve(request, replies).await
+        };
+        let serving = AssertUnwindSafe(serving).catch_unwind();
         let mut serving = std::pin::pin!(serving);
+        let mut stopped = std::pin::pin!(pulse.stopped(self.stream_idle_timeout));
         let mut progress = interval_at(tokio::time::Instant::now() + PROGRESS_EVERY, PROGRESS_EVERY);
         progress.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
-            // Every arm may be dropped: `serving` is pinned outside, the others keep no state of their own.
+            // Every arm may be dropped: `serving` and `stopped` are pinned outside, the others keep no state of their own.
             tokio::select! {
                 biased;
                 ended = &mut serving => return Ended::of(ended),
                 _ = held.token().cancelled() => break,
+                () = &mut stopped => {
+                    held.token().cancel(CancelReason::Idle);
+                    break;
+                }
                 // Boxed, because it is rare and every request would hold room for it.
                 _ = progress.tick() => Box::pin(events.progress()).await,
             }
@@ -158,6 +187,8 @@ enum Ending {
     Dropped(Finished),
     /// The reply stream ends in an error.
     Error { status: u16, code: String, message: String, finished: Finished },
+    /// The reply stream ends in an error of the engine's own, with its words.
+    Answered { status: u16, content_type: String, body: Bytes },
 }
 
 impl Ending {
@@ -169,16 +200,24 @@ impl Ending {
     fn given_up(reason: CancelReason, figures: Option<Finished>, replies: &ReplyStream) -> Self {
         if replies.is_job() {
             return match reason {
-                CancelReason::Asked => {
+                CancelReason::Asked | CancelReason::Abandoned => {
                     let figures = figures.unwrap_or_else(|| Finished::outcome(Outcome::Cancelled));
                     Self::Dropped(Finished { outcome: Outcome::Cancelled, ..figures })
                 }
                 // Another worker runs it anew.
                 CancelReason::Stopping => Self::Rejected(Refusal::draining()),
+                CancelReason::Idle => {
+                    Self::Rejected(Refusal { status: 503, code: IDLE.into(), message: SILENT.into() })
+                }
             };
         }
         let (status, code, outcome, message) = match reason {
             CancelReason::Asked => (499, "cancelled", Outcome::Cancelled, "the request was cancelled"),
+            // Whoever comes back to its inbox after all is told why there is no more.
+            CancelReason::Abandoned => {
+                (499, "cancelled", Outcome::Cancelled, "nobody listened to the replies for two seconds")
+            }
+            CancelReason::Idle => (504, IDLE, Outcome::Error, SILENT),
             CancelReason::Stopping => {
                 (503, "shutting_down", Outcome::Error, "the worker stopped before the request had ended; send it again")
             }
@@ -204,6 +243,7 @@ impl Ending {
             Err(Failure::Refused(refusal)) if !replies.has_begun() => Self::Rejected(refusal),
             Err(Failure::Refused(Refusal { status, code, message })) => Self::error(status, &code, message),
             Err(Failure::Failed { status, code, message }) => Self::error(status, &code, message),
+            Err(Failure::Answered { status, content_type, body }) => Self::Answered { status, content_type, body },
             Err(Failure::Reply(ReplyError::GivenUp(reason))) => Self::given_up(reason, None, replies),
             Err(Failure::Reply(e @ ReplyError::TooLarge { .. })) => {
                 Self::error(413, "payload_too_large", e.to_string())
@@ -234,6 +274,10 @@ async fn conclude(ended: Ended, held: &Held, replies: &mut ReplyStream, events: 
                 error!(status, code, message, "a request failed at the engine");
             }
             (meanwhile(events, replies.fail(status, &code, &message)).await, finished)
+        }
+        Ending::Answered { status, content_type, body } => {
+            let sent = meanwhile(events, replies.fail_with(status, ENGINE_ERROR, &content_type, body)).await;
+            (sent, Finished::outcome(Outcome::Error))
         }
     };
     drop(slot);

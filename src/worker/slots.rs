@@ -26,6 +26,7 @@ struct Counts {
     by_rank: Vec<u32>,
     held: usize,
     draining: bool,
+    away: bool,
 }
 
 /// Room for one request; dropped when the request ends.
@@ -51,7 +52,7 @@ impl Drop for Slot {
 
 impl Slots {
     pub(super) fn new(ranks: RankRange, max_inflight: Option<u32>) -> Self {
-        let counts = Counts { by_rank: vec![0; ranks.size() as usize], held: 0, draining: false };
+        let counts = Counts { by_rank: vec![0; ranks.size() as usize], held: 0, draining: false, away: false };
         Self { ranks, max_inflight, counts: Mutex::new(counts), held: watch::Sender::new(0), woken: Notify::new() }
     }
 
@@ -61,6 +62,9 @@ impl Slots {
         let mut counts = self.lock();
         if counts.draining {
             return Err(Refusal::draining());
+        }
+        if counts.away {
+            return Err(Refusal::unavailable("engine_down", "the worker's engine does not work at the moment"));
         }
         if counts.held >= MAX_HELD {
             return Err(Refusal::overloaded(format!("the worker holds {MAX_HELD} requests")));
@@ -91,6 +95,11 @@ impl Slots {
         let mut counts = self.lock();
         counts.draining = true;
         self.held.send_replace(counts.held);
+    }
+
+    /// Takes none for now, or takes some again.
+    pub(super) fn set_away(&self, away: bool) {
+        self.lock().away = away;
     }
 
     /// Returns once nothing is held any more; counts only while draining.

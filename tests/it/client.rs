@@ -187,7 +187,7 @@ async fn errors_of_router_and_worker_are_typed() {
     stage.reply(&sent, &headers, body).await;
     assert_eq!(text(&mut stream).await, "a");
     match failure(&mut stream).await {
-        ClientError::Service { status: 503, code, message, retry_after_s: Some(1) } => {
+        ClientError::Service { status: 503, code, message, retry_after_s: Some(1), .. } => {
             assert_eq!((code.as_str(), message.as_str()), ("worker_lost", "the worker is gone"));
         }
         other => panic!("{other:?}"),

@@ -60,7 +60,7 @@ async fn a_server_without_jetstream_is_named_with_what_to_do() {
 async fn missing_buckets_that_may_not_be_made_are_named_with_the_command_that_makes_them() {
     let server = NatsServer::start();
     let text = message(&["--nats-url", &server.url(), "--provision", "never"]).await;
-    assert!(text.contains("nats kv add rankpin_workers --history=1 --ttl=30s"), "{text}");
+    assert!(text.contains("nats kv add rankpin_workers --history=1 --ttl=30s --replicas=1"), "{text}");
     drop(RouterProcess::start("maker", &server, &[]).await);
     RouterProcess::start("router", &server, &["--provision", "never"]).await;
 }

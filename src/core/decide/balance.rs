@@ -1,5 +1,6 @@
 //! Recent work against the fleet's mean: who has more than their share, and which sessions soft affinity moves for it.
 
+use super::open::Look;
 use super::{Cause, View};
 use crate::core::candidates::Candidate;
 use crate::core::fleet::{Work, Worker};
@@ -40,8 +41,8 @@ impl Means {
     }
 
     /// Whether it lies above the limit.
-    pub(super) fn is_over(self, work: Work) -> bool {
-        work.prompt > self.most
+    pub(super) fn is_over(self, prompts: f64) -> bool {
+        prompts > self.most
     }
 }
 
@@ -49,9 +50,13 @@ impl View<'_> {
     /// The means over the placements that are allowed; `None` where nothing was given lately.
     pub(super) fn means(&self) -> Option<Means> {
         let (mut sum, mut shares) = (Work::default(), 0.0);
-        for (_, worker) in self.allowed() {
-            sum = sum.and(worker.work());
-            shares += worker.shares();
+        for listed in self.fleet.listed(&self.ask.model) {
+            match self.look(listed) {
+                Look::Easy | Look::Closer => {}
+                Look::No => continue,
+            }
+            sum = sum.and(listed.glance().work);
+            shares += listed.glance().shares;
         }
         if sum.count <= 0.0 || sum.prompt <= 0.0 {
             return None;
@@ -69,7 +74,7 @@ impl View<'_> {
             return candidates;
         }
         let Some(means) = self.means() else { return candidates };
-        let is_over = |one: &Candidate<'_>| means.is_over(one.worker.work_at(one.rank));
+        let is_over = |one: &Candidate<'_>| means.is_over(one.work());
         if candidates.iter().any(|one| !is_over(one)) {
             candidates.retain(|one| !is_over(one));
         }
@@ -81,7 +86,7 @@ impl View<'_> {
         let over = || {
             let worker = self.fleet.find(to.worker.as_str()).map(|(_, worker)| worker);
             let means = self.means();
-            means.zip(worker).is_some_and(|(means, worker)| means.is_over(worker.work_at(to.rank)))
+            means.zip(worker).is_some_and(|(means, worker)| means.is_over(worker.work_at(to.rank).prompt))
         };
         to != from && !over()
     }
@@ -93,7 +98,7 @@ impl View<'_> {
             return None;
         }
         let means = self.means()?;
-        if means.is_over(worker.work_at(at.rank)) {
+        if means.is_over(worker.work_at(at.rank).prompt) {
             return Some(Cause::Balance);
         }
         if self.rules.policy != PolicyKind::Kv || self.ask.prompt.marks.is_empty() {

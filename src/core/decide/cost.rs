@@ -4,6 +4,7 @@
 use rand::{Rng, RngExt as _};
 
 use super::balance::Means;
+use super::open::Look;
 use super::{NoPlacement, RankHint, View, WaitFor};
 use crate::core::fleet::{RankWork, Worker, WorkerSlot};
 use crate::core::id::{DpRank, Origin, Placement, Pool};
@@ -20,27 +21,32 @@ const WAITING: f64 = 0.25;
 /// The best so far.
 struct Best<'a> {
     cost: f64,
-    /// Candidates of exactly this cost.
-    ties: u32,
+    /// Its lot among those of exactly this cost: the lowest wins.
+    lot: u64,
     at: Option<(WorkerSlot, &'a Worker, usize)>,
 }
 
 impl<'a> Best<'a> {
     fn new() -> Self {
-        Self { cost: f64::INFINITY, ties: 0, at: None }
+        Self { cost: f64::INFINITY, lot: u64::MAX, at: None }
     }
 
     /// One that costs no more.
-    fn offer(&mut self, cost: f64, at: (WorkerSlot, &'a Worker, usize), rng: &mut dyn Rng) {
-        if cost < self.cost || self.at.is_none() {
-            *self = Self { cost, ties: 1, at: Some(at) };
-            return;
-        }
-        self.ties += 1;
-        if rng.random_range(0..self.ties) == 0 {
-            self.at = Some(at);
+    fn offer(&mut self, cost: f64, at: (WorkerSlot, &'a Worker, usize), seed: u64) {
+        let lot = lot(at.0, at.2, seed);
+        if cost < self.cost || lot <= self.lot {
+            *self = Self { cost, lot, at: Some(at) };
         }
     }
+}
+
+/// The lot of a placement in the decision of this seed. In an idle fleet all cost the same, and a draw for each would take
+/// longer than everything else.
+fn lot(slot: WorkerSlot, place: usize, seed: u64) -> u64 {
+    let own = u64::from(slot.parts().0) << 16 ^ place as u64;
+    // Any two numbers that differ by less than 2^48 get lots that look unrelated (Fibonacci hashing, twice).
+    let mixed = (seed ^ own).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    (mixed ^ mixed >> 32).wrapping_mul(0x9e37_79b9_7f4a_7c15)
 }
 
 /// What a placement costs, as a sum over what is known of it: there may be thousands, so that all that is the same for
@@ -101,13 +107,21 @@ impl<'a> View<'a> {
         // Whoever has more than their share, and whoever says that it takes nothing new, is only taken where nobody else may
         // have the request.
         let (mut best, mut over, mut leaving) = (Best::new(), Best::new(), Best::new());
-        let mut full = false;
+        let (mut full, seed) = (false, rng.random());
         let within = |worker: &Worker| pool.is_none_or(|pool| *pool == worker.spec.pool);
-        for (slot, worker) in self.allowed().filter(|(_, worker)| within(worker)) {
-            let share = 1.0 / worker.spec.weight;
-            let leaves = worker.is_leaving(self.now);
+        for listed in self.fleet.listed(&self.ask.model) {
+            let easy = match self.look(listed) {
+                Look::Easy => true,
+                Look::Closer => false,
+                Look::No => continue,
+            };
+            let (slot, worker) = (listed.glance().slot(), listed.worker());
+            if !within(worker) {
+                continue;
+            }
+            let share = 1.0 / listed.glance().weight;
+            let leaves = !easy && worker.is_leaving(self.now);
             let ranks = worker.ranks_work();
-            let easy = self.ask.excluded.is_empty() && worker.has_room_on_every_rank(self.now);
             for place in self.places(worker) {
                 if !easy {
                     let rank = on_wire(worker, place);
@@ -131,7 +145,7 @@ impl<'a> View<'a> {
                     (false, false) => &mut best,
                 };
                 if cost <= list.cost {
-                    list.offer(cost, (slot, worker, place), rng);
+                    list.offer(cost, (slot, worker, place), seed);
                 }
             }
         }

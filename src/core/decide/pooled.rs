@@ -3,39 +3,19 @@
 use rand::Rng;
 
 use super::View;
-use crate::core::candidates::{Candidate, Candidates};
+use crate::core::candidates::Candidates;
 use crate::core::id::Pool;
 use crate::core::pool;
 
-/// Whether a candidate may have the request.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Opening {
-    /// There is room.
-    Free,
-    /// There is room, but it has just said that it takes nothing new: only where nobody else has.
-    Leaving,
-    /// There is no room.
-    Full,
-}
-
 impl<'a> View<'a> {
-    /// The candidates that have room; those that say that they take nothing new only where there are no others.
-    pub(super) fn with_room(&self, open: &[(Candidate<'a>, Opening)]) -> Option<Candidates<'a>> {
-        let with = |wanted: Opening| {
-            let these = open.iter().filter(|(_, opening)| *opening == wanted);
-            Candidates::new(self.with_less_work(these.map(|(candidate, _)| *candidate).collect()))
-        };
-        with(Opening::Free).or_else(|| with(Opening::Leaving))
-    }
-
     /// The pool in which costs are compared, where the configuration has any.
     pub(super) fn pool_for_cost(&self, rng: &mut dyn Rng) -> Option<Pool> {
         if self.fleet.pools().rules.is_empty() {
             return None;
         }
-        let candidates = self.with_room(&self.candidates(|worker| self.rank_on(worker)))?;
+        let candidates = self.with_room(self.open(|worker| self.rank_on(worker))).ok()?;
         let chosen = self.in_one_pool(candidates, rng);
-        chosen.as_slice().first().map(|candidate| candidate.worker.spec.pool.clone())
+        chosen.as_slice().first().map(|candidate| candidate.worker().spec.pool.clone())
     }
 
     /// The candidates of the pool that the session is in, or that is chosen for it.

@@ -49,7 +49,7 @@ pub enum Standing {
 pub fn survey(ask: &Ask, fleet: &Fleet, rules: Rules, now: Instant) -> Vec<Surveyed> {
     let view = View::new(ask, fleet, rules, now);
     // Where the rank that would be the session's is lost everywhere, the least loaded one is taken instead.
-    let elsewhere = view.candidates(|worker| view.rank_on(worker)).is_empty();
+    let elsewhere = view.open(|worker| view.rank_on(worker)).is_empty();
     let mut all: Vec<_> = match rules.policy {
         PolicyKind::Kv => fleet.iter().flat_map(|(_, worker)| view.stand_by_rank(worker)).collect(),
         PolicyKind::RoundRobin

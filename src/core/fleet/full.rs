@@ -57,7 +57,7 @@ impl Fleet {
 
     /// A request was refused for overload.
     pub fn note_refused(&mut self, slot: WorkerSlot, rank: Option<DpRank>, now: Instant) {
-        if let Some(worker) = self.get_mut(slot) {
+        if let Some(mut worker) = self.get_mut(slot) {
             worker.refusals.refused(rank, now);
         }
     }
@@ -96,14 +96,6 @@ impl Worker {
             None if self.over.len() == self.spec.ranks.size() as usize => self.over.first().map(|(_, by)| *by),
             None => None,
         }
-    }
-
-    /// Whether none of its ranks is lost or full. A look at the whole worker often says so.
-    pub fn has_room_on_every_rank(&self, now: Instant) -> bool {
-        self.marks.is_empty()
-            && self.refusals.is_empty()
-            && self.over.is_empty()
-            && self.spec.max_inflight.is_none_or(|most| self.load(now) < u64::from(most))
     }
 }
 

@@ -12,7 +12,7 @@ pub const REPORT_COUNTS_FOR: Duration = Duration::from_secs(5);
 impl Fleet {
     /// A request goes to this placement.
     pub fn begin(&mut self, slot: WorkerSlot, rank: Option<DpRank>) {
-        let Some(worker) = self.get_mut(slot) else { return };
+        let Some(mut worker) = self.get_mut(slot) else { return };
         worker.refusals.begin(rank);
         if let Some(totals) = worker.totals_mut(rank) {
             totals.dispatched += 1;
@@ -26,11 +26,12 @@ impl Fleet {
             }
             None => worker.own_unranked += 1,
         }
+        worker.own_total += 1;
     }
 
     /// A request has left this placement, `accepted` or not. A worker that was deregistered goes with its last one.
     pub fn end(&mut self, slot: WorkerSlot, rank: Option<DpRank>, accepted: bool) {
-        let Some(worker) = self.get_mut(slot) else { return };
+        let Some(mut worker) = self.get_mut(slot) else { return };
         if worker.own_at(rank) == 1 {
             worker.settle_work(rank);
         }
@@ -39,22 +40,25 @@ impl Fleet {
             Some(rank) => worker.spec.ranks.index_of(rank).and_then(|index| worker.own.get_mut(index)),
             None => Some(&mut worker.own_unranked),
         };
-        if let Some(count) = count {
-            *count = count.saturating_sub(1);
+        if let Some(count) = count.filter(|count| **count > 0) {
+            *count -= 1;
+            worker.own_total -= 1;
         }
         if accepted {
             worker.accepted = worker.accepted.saturating_sub(1);
         } else {
             worker.refusals.end(rank);
         }
-        if !worker.registered && worker.in_flight() == 0 {
+        let gone = !worker.registered && worker.in_flight() == 0;
+        drop(worker);
+        if gone {
             self.remove(slot);
         }
     }
 
     /// A request at this placement was accepted: from now on the worker is probed.
     pub fn note_accepted(&mut self, slot: WorkerSlot, rank: Option<DpRank>) {
-        if let Some(worker) = self.get_mut(slot) {
+        if let Some(mut worker) = self.get_mut(slot) {
             worker.accepted += 1;
             worker.refusals.accepted(rank);
         }
@@ -64,7 +68,7 @@ impl Fleet {
     pub fn handle_report(&mut self, mut report: Report, now: Instant) -> bool {
         let full_at = self.full_at;
         let Some((slot, _)) = self.find(report.worker.as_str()) else { return false };
-        let worker = self.get_mut(slot).expect("it was just found");
+        let mut worker = self.get_mut(slot).expect("it was just found");
         if worker.spec.instance != report.instance {
             return false;
         }
@@ -77,6 +81,7 @@ impl Fleet {
         report.ranks.dedup_by_key(|load| load.rank);
         worker.last_sign = now;
         worker.reported_total = report.ranks.iter().map(|load| u64::from(load.inflight)).sum();
+        let worker = &mut *worker;
         worker.own_then.clone_from(&worker.own);
         worker.own_total_then = worker.in_flight();
         worker.over = full_at.judge_all(&report, worker.spec.kv_blocks);
@@ -89,7 +94,7 @@ impl Fleet {
 impl Worker {
     /// This router's own requests here.
     pub fn in_flight(&self) -> u32 {
-        self.own.iter().sum::<u32>() + self.own_unranked
+        self.own_total
     }
 
     /// This router's own requests on a rank.

@@ -295,6 +295,54 @@ proptest! {
         prop_assert_eq!(worker.load(now), 0);
         prop_assert!(fleet.to_probe().is_empty());
     }
+
+    #[test]
+    fn a_glance_says_what_a_closer_look_says(steps in proptest::collection::vec((0u8..11, 0u16..5, 0u64..4000), 1..60)) {
+        let mut now = start();
+        let limited = WorkerSpec { max_inflight: Some(4), ..spec("b", 2, 2) };
+        let mut fleet = fleet([spec("a", 0, 4), limited.clone()], now);
+        fleet.set_full_at(FullAt { kv_percent: None, queued: Some(3) });
+        for (seq, (step, n, ms)) in steps.into_iter().enumerate() {
+            let id = if n % 2 == 0 { "a" } else { "b" };
+            let Some((slot, _)) = fleet.find(id) else { continue };
+            let rank = (n > 0).then_some(DpRank(n));
+            match step {
+                0 | 1 => fleet.begin(slot, rank),
+                2 => fleet.end(slot, rank, ms % 2 == 0),
+                3 => fleet.note_refused(slot, rank, now),
+                4 => fleet.mark_lost(slot, rank, now),
+                5 => fleet.note_leaving(slot, now),
+                6 => {
+                    let mut report = report(id, "i", seq as u64 + 1, &[(n, u32::from(n))]);
+                    report.ranks[0].queued = u32::from(n);
+                    fleet.handle_report(report, now);
+                }
+                7 => fleet.note_pick(slot, rank),
+                8 => {
+                    fleet.handle_deregistration(&worker_id(id));
+                }
+                9 => {
+                    let spec = if id == "a" { spec("a", u32::from(n), 3) } else { limited.clone() };
+                    fleet.handle_registration(spec, Duration::ZERO, now);
+                }
+                _ => {
+                    now += Duration::from_millis(ms);
+                    fleet.expire(now);
+                }
+            }
+            let model = model("m");
+            for listed in fleet.listed(&model) {
+                let (glance, worker) = (listed.glance(), listed.worker());
+                prop_assert_eq!(*glance, Glance::of(worker, glance.slot()));
+                prop_assert_eq!(glance.load_now(now), worker.load_now(now));
+                if glance.is_open_everywhere(now) {
+                    let closer = |rank| !worker.is_marked(rank, now) && !worker.is_full(rank, now);
+                    prop_assert!(worker.is_ready(now) && !worker.is_leaving(now) && closer(None));
+                    prop_assert!(worker.spec.ranks.iter().all(|rank| closer(Some(rank))));
+                }
+            }
+        }
+    }
 }
 
 #[test]

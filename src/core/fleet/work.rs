@@ -176,6 +176,7 @@ impl Fleet {
                 (rank.prompt, rank.missed) = (rank.prompt / unit, rank.missed / unit);
             }
         }
+        self.glance_at_all();
         1.0
     }
 
@@ -215,7 +216,7 @@ impl Fleet {
             return;
         }
         let unit = self.unit(now);
-        let Some(worker) = self.get_mut(slot) else { return };
+        let Some(mut worker) = self.get_mut(slot) else { return };
         let place = worker.place(rank);
         // Its tokens are the engine's, ours are guessed from bytes: only shares can be compared.
         #[expect(clippy::cast_precision_loss, reason = "tokens of a prompt are far below 2^53")]
@@ -223,7 +224,9 @@ impl Fleet {
         let (held, tokens) = (f64::from(expected.held), f64::from(expected.tokens));
         let more = Work { missed: (held - share * tokens) * unit, ..Work::default() };
         worker.work.add(place, more, 0);
-        if let Some(number) = place.and_then(|place| worker.work.ranks.get(place)?.number)
+        let number = place.and_then(|place| worker.work.ranks.get(place)?.number);
+        drop(worker);
+        if let Some(number) = number
             && share * tokens < SHORTFALL * held
         {
             self.index.correct(number, expected.used_at);
@@ -271,12 +274,14 @@ impl Fleet {
         let block = known.spec.block_size.unwrap_or(DEFAULT_BLOCK_SIZE);
         self.handle_event(slot, now);
         let Some(number) = self.number(slot, place) else { return false };
-        let Some(worker) = self.get_mut(slot) else { return false };
+        let Some(mut worker) = self.get_mut(slot) else { return false };
         let heard = worker.work.heard_mut(place);
         if heard.is_some_and(|last| seq <= last) {
             return false;
         }
-        if heard.replace(seq).is_some_and(|last| seq - last > 1) {
+        let gap = heard.replace(seq).is_some_and(|last| seq - last > 1);
+        drop(worker);
+        if gap {
             self.index.clear(number);
         }
         for event in events {
@@ -302,14 +307,14 @@ impl Fleet {
         now: Instant,
     ) {
         let unit = self.unit_to_add(now);
-        let Some(worker) = self.get_mut(slot) else { return };
+        let Some(mut worker) = self.get_mut(slot) else { return };
         let more = Work { prompt: f64::from(tokens), missed: f64::from(missed), count: 1.0 };
         worker.work.add(place, more.times(unit), pending);
     }
 
     /// The rank's place in the index, made where it has none yet.
     pub(super) fn number(&mut self, slot: WorkerSlot, place: usize) -> Option<RankNumber> {
-        let worker = self.get_mut(slot)?;
+        let mut worker = self.get_mut(slot)?;
         let at = worker.work.rank_mut(place);
         if let Some(number) = at.number {
             return Some(number);
@@ -318,6 +323,7 @@ impl Fleet {
             let size = worker.spec.block_size.unwrap_or(DEFAULT_BLOCK_SIZE);
             blocks.saturating_mul(size.into())
         });
+        drop(worker);
         let number = self.index.add(capacity);
         self.get_mut(slot)?.work.rank_mut(place).number = Some(number);
         Some(number)

@@ -15,6 +15,6 @@ pub fn pick<'c, 'f>(candidates: &'c Candidates<'f>, rng: &mut dyn Rng) -> &'c Ca
     let all = candidates.as_slice();
     // A candidate drawn by its weight draws its group by the sum of its weights.
     let drawn = by_weight(all.iter(), Candidate::weight_of, rng).expect("candidates are never empty");
-    let group = all.iter().filter(|candidate| candidate.worker.spec.device == drawn.worker.spec.device);
+    let group = all.iter().filter(|candidate| candidate.glance().device == drawn.glance().device);
     least_of(candidates, group, rng).unwrap_or(drawn)
 }

@@ -53,7 +53,7 @@ where
 {
     let tied = lowest(among, |candidate| candidates.relative_load(candidate));
     // Of those that are equally busy now, mostly not at all, the one that was given less lately; then chance.
-    let tied = lowest(tied.into_iter(), |candidate| candidate.worker.work_at(None).prompt);
+    let tied = lowest(tied.into_iter(), |candidate| candidate.glance().work_per_share());
     by_weight(tied.into_iter(), Candidate::weight_of, rng)
 }
 

@@ -9,9 +9,7 @@ use crate::core::candidates::{Candidate, Candidates};
 
 /// The one whose turn it is.
 pub fn pick<'c, 'f>(candidates: &'c Candidates<'f>) -> &'c Candidate<'f> {
-    candidates
-        .as_slice()
-        .iter()
-        .min_by(|a, b| a.turn.total_cmp(&b.turn).then_with(|| a.worker.spec.id.cmp(&b.worker.spec.id)))
-        .expect("candidates are never empty")
+    // The first of those that are equal, which stand in the order of their ids.
+    let all = candidates.as_slice().iter();
+    all.min_by(|a, b| a.turn().total_cmp(&b.turn())).expect("candidates are never empty")
 }

@@ -3,8 +3,9 @@ use std::collections::BTreeMap;
 use proptest::prelude::*;
 
 use super::*;
-use crate::core::fleet::Fleet;
-use crate::core::testing::{fleet, rng, spec, start};
+use crate::core::candidates::RankThere;
+use crate::core::fleet::{Fleet, Listed};
+use crate::core::testing::{fleet, model, rng, spec, start};
 use crate::core::worker::WorkerSpec;
 
 const ALL: [PolicyKind; PolicyKind::NAMED.len()] = [
@@ -18,14 +19,9 @@ const ALL: [PolicyKind; PolicyKind::NAMED.len()] = [
 
 fn candidates(fleet: &Fleet) -> Candidates<'_> {
     let now = start();
-    let all = fleet.iter().map(|(slot, worker)| Candidate {
-        slot,
-        worker,
-        rank: None,
-        by_load: false,
-        load: worker.load(now),
-        turn: fleet.turn_of(worker),
-    });
+    let model = model("m");
+    let of = |listed: Listed<'_>| listed.glance().load_now(now);
+    let all = fleet.listed(&model).map(|listed| Candidate::new(listed, RankThere::Any, of(listed)));
     Candidates::new(all.collect()).expect("there are some")
 }
 
@@ -34,7 +30,7 @@ fn picks(fleet: &mut Fleet, kind: PolicyKind, count: usize, busy: bool) -> BTree
     let mut rng = rng();
     let mut counts = BTreeMap::new();
     for _ in 0..count {
-        let slot = pick(kind, &candidates(fleet), &mut rng).slot;
+        let slot = pick(kind, &candidates(fleet), &mut rng).slot();
         fleet.note_pick(slot, None);
         if busy {
             fleet.begin(slot, None);
@@ -136,7 +132,7 @@ proptest! {
         let picked = pick(ALL[which], &candidates, &mut rng);
         prop_assert!(candidates.as_slice().iter().any(|candidate| std::ptr::eq(candidate, picked)));
         let mut again = rand::rngs::StdRng::seed_from_u64(seed);
-        prop_assert_eq!(pick(ALL[which], &candidates, &mut again).slot, picked.slot);
+        prop_assert_eq!(pick(ALL[which], &candidates, &mut again).slot(), picked.slot());
         if ALL[which] == PolicyKind::LeastLoaded {
             let least = candidates.as_slice().iter().map(|c| candidates.relative_load(c)).fold(f64::INFINITY, f64::min);
             prop_assert!(candidates.relative_load(picked) <= least);

@@ -75,6 +75,11 @@ impl Prefixes {
         &self.keys
     }
 
+    /// Indices of the keys that end with an assistant item, in order.
+    pub fn assistants(&self) -> &[usize] {
+        &self.assistants
+    }
+
     /// The key of the full input.
     pub fn full(&self) -> u64 {
         *self.keys.last().expect("prefixes are never empty")

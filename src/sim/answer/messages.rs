@@ -2,11 +2,17 @@
 
 use serde_json::{Value, json};
 
-use super::{Frame, Stop, Usage};
+use super::{Frame, Said, Stop, Usage};
 
-pub(super) fn whole(frame: &Frame, text: &str, usage: &Usage, stop: Stop) -> Value {
+pub(super) fn whole(frame: &Frame, said: Said<'_>, usage: &Usage, stop: Stop) -> Value {
     let mut message = message(frame, usage);
-    message["content"] = json!([{"type": "text", "text": text}]);
+    message["content"] = match said {
+        Said::Text(text) => json!([{"type": "text", "text": text}]),
+        Said::Call { name, arguments } => {
+            let input: Value = serde_json::from_str(arguments).unwrap_or_default();
+            json!([tool_use(frame, name, input)])
+        }
+    };
     message["stop_reason"] = reason(stop).into();
     message
 }
@@ -33,6 +39,22 @@ pub(super) fn closing(usage: &Usage, stop: Stop) -> Vec<Value> {
     ]
 }
 
+pub(super) fn call(frame: &Frame, name: &str, arguments: &str, usage: &Usage) -> Vec<Value> {
+    let block = tool_use(frame, name, json!({}));
+    let delta = json!({"type": "input_json_delta", "partial_json": arguments});
+    let mut events = vec![
+        json!({"type": "message_start", "message": message(frame, usage)}),
+        json!({"type": "content_block_start", "index": 0, "content_block": block}),
+        json!({"type": "content_block_delta", "index": 0, "delta": delta}),
+    ];
+    events.extend(closing(usage, Stop::Tool));
+    events
+}
+
+fn tool_use(frame: &Frame, name: &str, input: Value) -> Value {
+    json!({"type": "tool_use", "id": format!("toolu_{}", frame.bare), "name": name, "input": input})
+}
+
 fn message(frame: &Frame, usage: &Usage) -> Value {
     json!({
         "id": frame.id, "type": "message", "role": "assistant", "model": frame.model, "content": [],
@@ -54,5 +76,6 @@ fn reason(stop: Stop) -> &'static str {
     match stop {
         Stop::End => "end_turn",
         Stop::Length => "max_tokens",
+        Stop::Tool => "tool_use",
     }
 }

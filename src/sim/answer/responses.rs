@@ -2,10 +2,14 @@
 
 use serde_json::{Value, json};
 
-use super::{Frame, Stop, Usage};
+use super::{Frame, Said, Stop, Usage};
 
-pub(super) fn whole(frame: &Frame, text: &str, usage: &Usage, stop: Stop) -> Value {
-    let mut response = response(frame, state(stop), json!([item(frame, text, state(stop))]));
+pub(super) fn whole(frame: &Frame, said: Said<'_>, usage: &Usage, stop: Stop) -> Value {
+    let item = match said {
+        Said::Text(text) => item(frame, text, state(stop)),
+        Said::Call { name, arguments } => function_call(frame, name, arguments, state(stop)),
+    };
+    let mut response = response(frame, state(stop), json!([item]));
     response["usage"] = tokens(usage);
     if stop == Stop::Length {
         response["incomplete_details"] = json!({"reason": "max_output_tokens"});
@@ -29,9 +33,9 @@ pub(super) fn delta(frame: &mut Frame, words: &str) -> Value {
 }
 
 pub(super) fn closing(frame: &mut Frame, text: &str, usage: &Usage, stop: Stop) -> Vec<Value> {
-    let (done, all) = (item(frame, text, state(stop)), whole(frame, text, usage, stop));
+    let (done, all) = (item(frame, text, state(stop)), whole(frame, Said::Text(text), usage, stop));
     let last = match stop {
-        Stop::End => "response.completed",
+        Stop::End | Stop::Tool => "response.completed",
         Stop::Length => "response.incomplete",
     };
     vec![
@@ -40,6 +44,39 @@ pub(super) fn closing(frame: &mut Frame, text: &str, usage: &Usage, stop: Stop) 
         event(frame, "response.output_item.done", json!({"output_index": 0, "item": done})),
         event(frame, last, json!({ "response": all })),
     ]
+}
+
+pub(super) fn call(frame: &mut Frame, name: &str, arguments: &str, usage: &Usage) -> Vec<Value> {
+    let said = Said::Call { name, arguments };
+    let begun = function_call(frame, name, "", "in_progress");
+    let (done, all) = (function_call(frame, name, arguments, "completed"), whole(frame, said, usage, Stop::Tool));
+    let created = response(frame, "in_progress", json!([]));
+    let place = |frame: &Frame, key: &str| {
+        let mut fields = json!({"item_id": call_id(frame, "fc"), "output_index": 0});
+        fields[key] = arguments.into();
+        fields
+    };
+    let (delta, mut whole_call) = (place(frame, "delta"), place(frame, "arguments"));
+    whole_call["name"] = name.into();
+    vec![
+        event(frame, "response.created", json!({ "response": created })),
+        event(frame, "response.output_item.added", json!({"output_index": 0, "item": begun})),
+        event(frame, "response.function_call_arguments.delta", delta),
+        event(frame, "response.function_call_arguments.done", whole_call),
+        event(frame, "response.output_item.done", json!({"output_index": 0, "item": done})),
+        event(frame, "response.completed", json!({ "response": all })),
+    ]
+}
+
+fn function_call(frame: &Frame, name: &str, arguments: &str, status: &str) -> Value {
+    json!({
+        "id": call_id(frame, "fc"), "type": "function_call", "status": status, "call_id": call_id(frame, "call"),
+        "name": name, "arguments": arguments,
+    })
+}
+
+fn call_id(frame: &Frame, kind: &str) -> String {
+    format!("{kind}_{}", frame.bare)
 }
 
 fn event(frame: &mut Frame, kind: &str, mut fields: Value) -> Value {
@@ -80,7 +117,7 @@ fn part(text: &str) -> Value {
 
 fn state(stop: Stop) -> &'static str {
     match stop {
-        Stop::End => "completed",
+        Stop::End | Stop::Tool => "completed",
         Stop::Length => "incomplete",
     }
 }

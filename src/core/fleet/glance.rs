@@ -1,0 +1,184 @@
+//! What a decision looks at of every worker that serves its model, side by side in memory. There may be thousands: a
+//! worker's whole state lies in several places, and is looked at only where this look is not enough.
+
+use std::ops::{Deref, DerefMut};
+use std::time::Instant;
+
+use super::work::Work;
+use super::{Fleet, REPORT_COUNTS_FOR, Worker, WorkerSlot};
+use crate::core::hash;
+use crate::core::id::{Model, RankRange};
+use crate::core::worker::WorkerState;
+
+/// One worker at a glance.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Glance {
+    slot: WorkerSlot,
+    /// The ranks it hosts.
+    pub ranks: RankRange,
+    /// Relative share of traffic, above 0.
+    pub weight: f64,
+    /// How much of the fleet's work it should have.
+    pub shares: f64,
+    /// Most requests in flight per rank.
+    pub max_inflight: Option<u32>,
+    /// A hash of its kind of device.
+    pub device: u64,
+    /// What all of it was given lately.
+    pub work: Work,
+    /// When its next turn is.
+    turn: f64,
+    /// This router's own requests there.
+    own: u64,
+    /// Requests that its last report has, and how many of them are not this router's.
+    reported: u64,
+    others: u64,
+    /// How long that report counts; `None` where there is none.
+    reported_until: Option<Instant>,
+    /// Whether it is registered and ready.
+    ready: bool,
+    /// Whether nothing of it is marked lost, refuses, takes nothing new, or is full by its report.
+    easy: bool,
+}
+
+impl Glance {
+    /// Of a worker at its place.
+    pub(super) fn of(worker: &Worker, slot: WorkerSlot) -> Self {
+        let spec = &worker.spec;
+        let own = u64::from(worker.in_flight());
+        Self {
+            slot,
+            ranks: spec.ranks,
+            weight: spec.weight,
+            shares: spec.shares(),
+            max_inflight: spec.max_inflight,
+            device: hash::device(&spec.device),
+            work: worker.work(),
+            turn: worker.turn,
+            own,
+            reported: worker.reported_total,
+            others: worker.reported_total.saturating_sub(worker.own_total_then.into()),
+            reported_until: worker.report.as_ref().map(|(_, at)| *at + REPORT_COUNTS_FOR),
+            ready: worker.registered && spec.state == WorkerState::Ready,
+            easy: worker.marks.is_empty()
+                && worker.refusals.is_empty()
+                && worker.over.is_empty()
+                && worker.leaving_until.is_none(),
+        }
+    }
+
+    /// The worker's place in the fleet.
+    pub fn slot(&self) -> WorkerSlot {
+        self.slot
+    }
+
+    /// Whether it takes requests, and none of its ranks is lost or full. A closer look may find that it does where this
+    /// says no.
+    pub fn is_open_everywhere(&self, now: Instant) -> bool {
+        let load = || if self.is_reported(now) { self.own.max(self.reported) } else { self.own };
+        self.ready && self.easy && self.max_inflight.is_none_or(|most| load() < u64::from(most))
+    }
+
+    /// See [`Worker::load_now`].
+    pub fn load_now(&self, now: Instant) -> u64 {
+        if self.is_reported(now) { self.own + self.others } else { self.own }
+    }
+
+    /// What it was given lately, for each share of the fleet's work that it should have.
+    pub fn work_per_share(&self) -> f64 {
+        self.work.prompt / self.shares
+    }
+
+    fn is_reported(&self, now: Instant) -> bool {
+        self.reported_until.is_some_and(|until| now <= until)
+    }
+}
+
+/// A worker that serves a model: at a glance, and, further away, itself.
+#[derive(Debug, Clone, Copy)]
+pub struct Listed<'f> {
+    fleet: &'f Fleet,
+    glance: &'f Glance,
+}
+
+impl<'f> Listed<'f> {
+    /// At a glance.
+    pub fn glance(&self) -> &'f Glance {
+        self.glance
+    }
+
+    /// Itself.
+    pub fn worker(&self) -> &'f Worker {
+        self.fleet.at(self.glance.slot.index).expect("models list workers that are there")
+    }
+
+    /// When its turn is, in turns of the whole fleet: never behind the last one, since who was away has nothing to catch up.
+    pub fn turn(&self) -> f64 {
+        self.glance.turn.max(self.fleet.turn)
+    }
+}
+
+impl Fleet {
+    /// The workers that serve a model, ready or not, in the order of their ids; after them those that serve any.
+    pub fn listed(&self, model: &Model) -> impl Iterator<Item = Listed<'_>> + Clone {
+        let listed = self.by_model.get(model).map_or(&[][..], Vec::as_slice);
+        let all = listed.iter().chain(&self.for_any_model);
+        all.map(|&index| Listed { fleet: self, glance: &self.glances[index as usize] })
+    }
+
+    /// How many there are.
+    pub fn count(&self, model: &Model) -> usize {
+        self.by_model.get(model).map_or(0, Vec::len) + self.for_any_model.len()
+    }
+
+    /// After a change of them all.
+    pub(super) fn glance_at_all(&mut self) {
+        for index in 0..self.slots.len() {
+            self.glance_again(u32::try_from(index).expect("there are at most MAX_WORKERS slots, and configured ones"));
+        }
+    }
+
+    /// After a change of a worker.
+    pub(super) fn glance_again(&mut self, index: u32) {
+        let (generation, worker) = &self.slots[index as usize];
+        let slot = WorkerSlot { index, generation: *generation };
+        let Some(worker) = worker else { return };
+        let glance = Glance::of(worker, slot);
+        match self.glances.get_mut(index as usize) {
+            Some(at) => *at = glance,
+            None => self.glances.push(glance),
+        }
+    }
+}
+
+/// A worker that is being changed. When that is done, the look at it is made anew.
+pub(super) struct Changing<'f> {
+    worker: &'f mut Worker,
+    glance: &'f mut Glance,
+}
+
+impl<'f> Changing<'f> {
+    pub(super) fn new(worker: &'f mut Worker, glance: &'f mut Glance) -> Self {
+        Self { worker, glance }
+    }
+}
+
+impl Deref for Changing<'_> {
+    type Target = Worker;
+
+    fn deref(&self) -> &Worker {
+        self.worker
+    }
+}
+
+impl DerefMut for Changing<'_> {
+    fn deref_mut(&mut self) -> &mut Worker {
+        self.worker
+    }
+}
+
+impl Drop for Changing<'_> {
+    fn drop(&mut self) {
+        *self.glance = Glance::of(self.worker, self.glance.slot);
+    }
+}
