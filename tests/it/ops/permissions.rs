@@ -2,7 +2,6 @@
 //! plain client that tries.
 
 use std::collections::BTreeMap;
-use std::process::Command;
 use std::sync::{Arc, Mutex};
 
 use async_nats::{Client, ConnectOptions, Event};
@@ -52,14 +51,14 @@ fn variable(user: &str) -> String {
 async fn server() -> NatsServer {
     let dir = tempfile::tempdir().expect("a temp directory can be made");
     let args = [&ARGS[..], &["passwords"]].concat();
-    let made = Command::from(command(&args)).current_dir(dir.path()).output().expect("it runs");
+    let made = command(&args).current_dir(dir.path()).output().expect("it runs");
     assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
     let config = std::fs::read_to_string(dir.path().join("rankpin.conf")).expect("written");
     let environment = USERS.map(|user| (variable(user), password(user))).to_vec();
     NatsServer::start_with(Options { config, environment, ..Options::default() })
 }
 
-fn login<'l>(server: &NatsServer, user: &'l str) -> Vec<(&'static str, String)> {
+fn login(server: &NatsServer, user: &str) -> Vec<(&'static str, String)> {
     let inbox = format!("_INBOX.{user}");
     vec![
         ("NATS_URL", server.url()),
@@ -249,6 +248,7 @@ const NOBODY: [&str; 8] = [
     "$SYS.REQ.SERVER.PING",
 ];
 
+#[expect(clippy::too_many_lines, reason = "a table")]
 #[tokio::test]
 async fn a_frontend_can_only_ask_and_hear_its_own_answers() {
     let server = server().await;
@@ -427,7 +427,7 @@ async fn nkeys_are_kept_and_let_their_users_in() {
     let dir = tempfile::tempdir().expect("a temp directory can be made");
     let make = || {
         let args = [&ARGS[..], &["nkeys"]].concat();
-        let made = Command::from(command(&args)).current_dir(dir.path()).output().expect("it runs");
+        let made = command(&args).current_dir(dir.path()).output().expect("it runs");
         assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
         std::fs::read_to_string(dir.path().join("rankpin.conf")).expect("written")
     };
@@ -450,7 +450,7 @@ async fn nkeys_are_kept_and_let_their_users_in() {
 #[test]
 fn the_example_in_deploy_is_what_the_command_writes() {
     let args = ["nats-permissions", "--gateway", "gateway", "--batch", "batch"];
-    let made = Command::from(command(&args)).output().expect("it runs");
+    let made = command(&args).output().expect("it runs");
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/deploy/nats/rankpin.conf");
     let committed = std::fs::read_to_string(path).expect("deploy/nats/rankpin.conf is there");
     let written = String::from_utf8(made.stdout).expect("UTF-8");
