@@ -186,6 +186,7 @@ async fn serve(
     if options.kv_events {
         kv::follow_all(&mut watches, &targets, dialect, http, &worker);
     }
+    let mut asked = std::pin::pin!(worker.drain_asked());
     let end = loop {
         let before = std::mem::replace(&mut up, targets.is_up());
         if before && !up {
@@ -206,6 +207,7 @@ async fn serve(
         tokio::select! {
             error = worker.failed() => return Err(error.into()),
             () = &mut stop => break End::Stopped,
+            () = &mut asked => break End::Stopped,
             _ = changes.changed() => (),
             () = retry => (),
         }

@@ -98,9 +98,11 @@ async fn simulate(simulated: Simulated, link: LinkOptions, worker: WorkerId, mut
         started = Worker::start(options, engine) => started?,
         () = &mut stop => return Ok(()),
     };
+    let asked = worker.drain_asked();
     tokio::select! {
         error = worker.failed() => return Err(error.into()),
         () = stop => (),
+        () = asked => (),
     }
     worker.drain(DRAIN_TIMEOUT).await?;
     Ok(())
