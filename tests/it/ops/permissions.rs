@@ -248,7 +248,6 @@ const NOBODY: [&str; 8] = [
     "$SYS.REQ.SERVER.PING",
 ];
 
-#[expect(clippy::too_many_lines, reason = "a table")]
 #[tokio::test]
 async fn a_frontend_can_only_ask_and_hear_its_own_answers() {
     let server = server().await;
