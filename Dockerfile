@@ -35,11 +35,13 @@ RUN mkdir -p src benches \
     && touch src/lib.rs benches/body.rs benches/decide.rs \
     && echo 'fn main() {}' > src/main.rs \
     && cargo build --release --locked --bin rankpin \
-    && rm -rf src benches target/release/.fingerprint/rankpin-*
+    && rm -rf src benches
 COPY src src
 COPY benches benches
 COPY examples examples
-RUN cargo build --release --locked --bin rankpin \
+# What was copied may be older than what the empty crate has left, and would be taken for built.
+RUN touch src/lib.rs src/main.rs \
+    && cargo build --release --locked --bin rankpin \
     && strip --strip-debug target/release/rankpin
 
 FROM base AS rankpin

@@ -1,6 +1,6 @@
 # What this project is worked on with; `make` alone lists it.
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-compose test-vllm check-deploy chaos bench fuzz fmt lint docs schemas
+.PHONY: help demo test test-sdk test-compose test-vllm check-deploy chaos chaos-jobs bench fuzz fmt lint docs schemas
 
 help: ## List what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -17,6 +17,10 @@ bench: ## Measure what the router costs
 test: ## Run all tests, the integration tests against a real NATS server
 	RANKPIN_NATS_SERVER="$$(scripts/nats-server)" && export RANKPIN_NATS_SERVER && cargo test --locked
 
+test-sdk: ## Run the official Python client libraries (openai, anthropic, litellm) against a gateway
+	cargo build --locked
+	scripts/test-sdk
+
 # A directory with vLLM installed in venv/ and a model that it serves in model/.
 VLLM ?=
 
@@ -32,11 +36,15 @@ test-compose: ## Run docker-compose.yml with real containers, and break things i
 check-deploy: ## Check the Dockerfile and what is under deploy/, without an engine or a cluster
 	scripts/check-deploy
 
-# Jobs, faults and seed.
-CHAOS ?= 10000 20 1
+# Seconds and seed; jobs, faults and seed.
+CHAOS ?= 1800 1
+CHAOS_JOBS ?= 10000 20 1
 
-chaos: ## Kill, freeze and restart what runs durable jobs: make chaos CHAOS="10000 20 3"
-	RANKPIN_NATS_SERVER="$$(scripts/nats-server)" RANKPIN_CHAOS_JOBS="$(CHAOS)" cargo test --locked --test it -- jobs::chaos --nocapture
+chaos: ## Break a cluster under load in every way: make chaos CHAOS="1800 3"
+	RANKPIN_NATS_SERVER="$$(scripts/nats-server)" RANKPIN_CHAOS="$(CHAOS)" cargo test --locked --test it -- chaos::run --nocapture
+
+chaos-jobs: ## Kill, freeze and restart what runs durable jobs: make chaos-jobs CHAOS_JOBS="10000 20 3"
+	RANKPIN_NATS_SERVER="$$(scripts/nats-server)" RANKPIN_CHAOS_JOBS="$(CHAOS_JOBS)" cargo test --locked --test it -- jobs::chaos --nocapture
 
 TARGET ?= json_body
 SECONDS ?= 300

@@ -27,6 +27,7 @@ pub mod explain;
 pub mod gateway;
 pub mod local;
 pub mod nats;
+pub mod ops;
 pub mod replay;
 pub mod router;
 pub mod sim;

@@ -10,7 +10,7 @@ use super::load::{Aim, Generator, SessionFrom, Watched};
 use super::{Accepts, BenchError, Options, Way};
 use crate::core::id::{DpRank, Model, Namespace, WorkerId};
 use crate::local::{self, LocalError, NatsServer, Process};
-use crate::nats::LinkOptions;
+use crate::nats::{Access, LinkOptions};
 use crate::wire::subject::Subjects;
 
 /// How long a cluster that runs is asked until it answers.
@@ -21,8 +21,10 @@ const RANKS: u16 = 4;
 /// A cluster that somebody else runs.
 #[derive(Debug, Clone)]
 pub struct Running {
-    /// Where and as whom to connect.
+    /// How to connect.
     pub link: LinkOptions,
+    /// The same as it was said, for the forwarder.
+    pub access: Access,
     /// Its namespace.
     pub namespace: Namespace,
     /// The model to ask for.
@@ -61,6 +63,7 @@ impl Cluster {
                 let server = NatsServer::start(dir.path()).await?;
                 let target = Running {
                     link: LinkOptions::new(server.url(), "rankpin bench"),
+                    access: Access::at(server.url()),
                     namespace: Namespace::new("bench").expect("a valid name"),
                     model: Model::new("bench").expect("a valid name"),
                     worker: WorkerId::new("echo").expect("a valid name"),
@@ -74,10 +77,8 @@ impl Cluster {
         // A subject of this run: two benches of one cluster don't forward for each other.
         let forwarded = format!("{}.bench.{}", target.namespace, uuid::Uuid::new_v4().simple());
         let mut command = local::process::ourselves()?;
-        command.arg("bench-forwarder").args(["--nats-url", &target.link.urls.join(",")]);
-        if let Some(path) = &target.link.creds {
-            command.arg("--creds").arg(path);
-        }
+        // As variables: flags are seen by other users of the machine.
+        command.arg("bench-forwarder").envs(target.access.environment());
         let to = Subjects::new(target.namespace.clone()).rank(&target.worker, target.rank);
         command.args(["--from", &forwarded, "--to", &to]);
         let forwarder = Process::start("forwarder", command, dir.path())?;

@@ -187,7 +187,7 @@ mod tests {
         let path = |headers: &[(&str, &str)], body: &str, kind: EngineKind| {
             path_of(&headers.iter().copied().collect(), body.as_bytes(), kind.dialect())
         };
-        let vllm = |headers, body| path(headers, body, EngineKind::Vllm);
+        let vllm = |headers: &[(&str, &str)], body: &str| path(headers, body, EngineKind::Vllm);
         assert_eq!(vllm(&[("Rankpin-Path", "/v1/completions")], r#"{"system":1}"#), Ok("/v1/completions"));
         assert_eq!(vllm(&[("Rankpin-Path", "/v1/messages?beta=true")], ""), Ok("/v1/messages"));
         assert_eq!(vllm(&[], r#"{"messages":[],"system":"x"}"#), Ok("/v1/messages"));

@@ -40,6 +40,8 @@ use crate::worker::{Worker, WorkerError, WorkerOptions};
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 /// Looks between two lines that say so.
 const LOOKS_PER_LINE: u32 = 60;
+/// How much longer than this bridge the worker library waits for an engine that is silent in the middle of an answer.
+const IDLE_ON_TOP: Duration = Duration::from_secs(5);
 
 /// What a bridge is.
 #[derive(Debug, Clone)]
@@ -184,6 +186,7 @@ async fn serve(
     if options.kv_events {
         kv::follow_all(&mut watches, &targets, dialect, http, &worker);
     }
+    let mut asked = std::pin::pin!(worker.drain_asked());
     let end = loop {
         let before = std::mem::replace(&mut up, targets.is_up());
         if before && !up {
@@ -204,6 +207,7 @@ async fn serve(
         tokio::select! {
             error = worker.failed() => return Err(error.into()),
             () = &mut stop => break End::Stopped,
+            () = &mut asked => break End::Stopped,
             _ = changes.changed() => (),
             () = retry => (),
         }
@@ -283,6 +287,8 @@ impl BridgeOptions {
         options.max_inflight = self.max_inflight;
         options.kv_blocks = facts.kv_blocks;
         options.block_size = facts.block_size;
+        // The engine's own patience ends first, and says which setting it was.
+        options.stream_idle_timeout = self.patience.idle.saturating_add(IDLE_ON_TOP);
         options
     }
 }

@@ -124,9 +124,8 @@ mod tests {
         tokio::spawn(async move {
             let (mut stream, _) = listener.accept().await.expect("somebody connects");
             stream.write_all(&greeting).await.expect("sent");
-            let ready = frame(COMMAND, b"\x05READY\x0bSocket-Type\0\0\0\x03PUB");
-            stream.write_all(&ready).await.expect("sent");
-            let mut heard = vec![0; 64 + ready.len() + 3];
+            stream.write_all(&frame(COMMAND, b"\x05READY\x0bSocket-Type\0\0\0\x03PUB")).await.expect("sent");
+            let mut heard = vec![0; 64 + 2 + 25 + 3];
             stream.read_exact(&mut heard).await.expect("it greets, is ready and subscribes");
             assert_eq!(heard[heard.len() - 3..], [0, 1, 1]);
             stream.write_all(&says).await.expect("sent");

@@ -1,15 +1,15 @@
 //! `rankpin bench`: what the router costs.
 
 use std::io::IsTerminal as _;
-use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::Context as _;
 use indicatif::{ProgressBar, ProgressStyle};
 
+use super::connection::{Connection, Login};
 use crate::bench::{self, Accepts, Options, Running, SessionsFrom};
 use crate::core::id::{DpRank, Model, Namespace, WorkerId};
-use crate::nats::LinkOptions;
+use crate::nats::access::Urls;
 
 /// Measure what the router costs, against a null forwarder and against no router at all
 ///
@@ -75,10 +75,6 @@ pub struct Args {
     #[arg(long, value_name = "URLS", requires_all = ["model", "worker"])]
     nats_url: Option<String>,
 
-    /// Credentials file for that cluster
-    #[arg(long, value_name = "FILE", requires = "nats_url")]
-    creds: Option<PathBuf>,
-
     /// Namespace of that cluster
     #[arg(long, value_name = "NAME", default_value = "rankpin", value_parser = Namespace::new, requires = "nats_url")]
     namespace: Namespace,
@@ -94,6 +90,9 @@ pub struct Args {
     /// Rank of that worker to ask directly
     #[arg(long, value_name = "RANK", default_value_t = 0, requires = "nats_url")]
     rank: u16,
+
+    #[command(flatten)]
+    login: Login,
 }
 
 const EXAMPLES: &str = "\
@@ -114,7 +113,7 @@ fn positive(text: &str) -> Result<usize, String> {
 
 pub(super) async fn run(args: Args) -> anyhow::Result<()> {
     let json = args.json;
-    let options = args.options();
+    let options = args.options()?;
     let bar = progress();
     let stop = super::signals::stop()?;
     let report = tokio::select! {
@@ -132,17 +131,17 @@ pub(super) async fn run(args: Args) -> anyhow::Result<()> {
 }
 
 impl Args {
-    fn options(self) -> Options {
+    fn options(self) -> anyhow::Result<Options> {
         let running = match (self.nats_url, self.model, self.worker) {
             (Some(urls), Some(model), Some(worker)) => {
-                let mut link = LinkOptions::new(&urls, "rankpin bench");
-                link.creds = self.creds;
-                Some(Running { link, namespace: self.namespace, model, worker, rank: DpRank(self.rank) })
+                let access = self.login.at(Some(Urls::new(urls)));
+                let link = access.link("rankpin bench")?;
+                Some(Running { link, access, namespace: self.namespace, model, worker, rank: DpRank(self.rank) })
             }
             // The arguments require each other.
             _ => None,
         };
-        Options {
+        Ok(Options {
             in_flight: self.in_flight,
             payload: self.payload,
             sessions: self.sessions,
@@ -152,7 +151,7 @@ impl Args {
             rounds: self.rounds,
             accepts: self.accept,
             running,
-        }
+        })
     }
 }
 
@@ -171,13 +170,8 @@ fn progress() -> ProgressBar {
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "Example:\n  rankpin bench-forwarder --nats-url nats://127.0.0.1:4222 --from a --to b")]
 pub struct ForwarderArgs {
-    /// NATS servers, with commas between
-    #[arg(long, value_name = "URLS")]
-    nats_url: String,
-
-    /// Credentials file
-    #[arg(long, value_name = "FILE")]
-    creds: Option<PathBuf>,
+    #[command(flatten)]
+    connection: Connection,
 
     /// Subject to subscribe to
     #[arg(long, value_name = "SUBJECT")]
@@ -189,7 +183,6 @@ pub struct ForwarderArgs {
 }
 
 pub(super) async fn run_forwarder(args: ForwarderArgs) -> anyhow::Result<()> {
-    let mut link = LinkOptions::new(&args.nats_url, "rankpin bench-forwarder");
-    link.creds = args.creds;
+    let link = args.connection.link("rankpin bench-forwarder")?;
     bench::forward(link, &args.from, &args.to).await.context("cannot forward")
 }

@@ -1,14 +1,13 @@
 //! `rankpin bridge`: a worker whose engine is an HTTP server.
 
-use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context as _, anyhow};
 
+use super::connection::Connection;
 use super::signals;
 use crate::bridge::{self, BaseUrl, BridgeOptions, EngineKind, Patience};
-use crate::core::id::{Model, Namespace, Pool, WorkerId};
-use crate::nats::LinkOptions;
+use crate::core::id::{Model, Pool, WorkerId};
 
 /// Run a worker in front of an engine's HTTP server: vLLM, SGLang, TensorRT-LLM or any OpenAI-compatible one
 ///
@@ -30,18 +29,6 @@ pub struct Args {
     /// What is shown to the engine as `Authorization: Bearer`
     #[arg(long, env = "RANKPIN_ENGINE_KEY", value_name = "KEY", hide_env_values = true)]
     engine_key: Option<String>,
-
-    /// NATS servers, several with commas between
-    #[arg(long, env = "NATS_URL", value_name = "URL", default_value = "nats://127.0.0.1:4222", hide_env_values = true)]
-    nats_url: String,
-
-    /// Credentials file for NATS
-    #[arg(long, env = "NATS_CREDS", value_name = "FILE")]
-    creds: Option<PathBuf>,
-
-    /// First token of every subject, and prefix of the buckets
-    #[arg(long, env = "RANKPIN_NAMESPACE", value_name = "NAME", default_value = "rankpin")]
-    namespace: String,
 
     /// Name of this worker
     #[arg(long, value_name = "NAME")]
@@ -90,6 +77,9 @@ pub struct Args {
     /// How long running requests may take to end when the worker is told to stop
     #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = humantime::parse_duration)]
     drain_timeout: Duration,
+
+    #[command(flatten)]
+    connection: Connection,
 }
 
 const EXAMPLES: &str = "\
@@ -108,18 +98,15 @@ pub(super) async fn run(args: Args) -> anyhow::Result<()> {
 
 impl Args {
     fn options(self) -> anyhow::Result<BridgeOptions> {
-        let namespace = Namespace::new(&self.namespace).map_err(|e| anyhow!("--namespace {e}"))?;
         let worker = WorkerId::new(&self.worker).map_err(|e| anyhow!("--worker {e}"))?;
         let models = self.model.iter().map(|name| Model::new(name).map_err(|e| anyhow!("--model {e}")));
         let urls = self.engine_url.iter().map(|url| BaseUrl::parse(url).map_err(|e| anyhow!("--engine-url: {e}")));
         for (flag, timeout) in [("--idle-timeout", self.idle_timeout), ("--answer-timeout", self.answer_timeout)] {
             anyhow::ensure!(!timeout.is_zero(), "{flag} is 0: nothing can be answered within no time");
         }
-        let mut link = LinkOptions::new(&self.nats_url, &format!("rankpin-worker-{worker}"));
-        link.creds = self.creds;
         Ok(BridgeOptions {
-            link,
-            namespace,
+            link: self.connection.link(&format!("rankpin-worker-{worker}"))?,
+            namespace: self.connection.namespace,
             worker,
             engine: self.engine,
             urls: urls.collect::<Result<_, _>>()?,

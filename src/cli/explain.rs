@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, anyhow, bail};
 
+use super::connection::Login;
 use crate::config::{self, Flags, RouterConfig};
 use crate::core::id::Model;
 use crate::explain::{self, Explanation, Given};
@@ -42,10 +43,6 @@ pub struct Args {
     #[arg(long, value_name = "URL")]
     nats_url: Option<String>,
 
-    /// Credentials file for NATS
-    #[arg(long, value_name = "FILE", requires = "nats_url")]
-    creds: Option<String>,
-
     /// First token of every subject, and prefix of the buckets
     #[arg(long, value_name = "NAME", requires = "nats_url")]
     namespace: Option<String>,
@@ -53,6 +50,9 @@ pub struct Args {
     /// Print JSON
     #[arg(long)]
     json: bool,
+
+    #[command(flatten)]
+    login: Login,
 }
 
 const EXAMPLES: &str = "\
@@ -114,14 +114,12 @@ fn read(args: &Args, path: &Path, config: &RouterConfig) -> anyhow::Result<expla
 
 impl Args {
     fn config(&self) -> anyhow::Result<RouterConfig> {
-        let given = [
-            ("config", &self.config),
-            ("nats_url", &self.nats_url),
-            ("creds", &self.creds),
-            ("namespace", &self.namespace),
-        ];
+        let given = [("config", &self.config), ("nats_url", &self.nats_url), ("namespace", &self.namespace)];
         let flags: Flags = given.into_iter().filter_map(|(key, text)| Some((key, text.clone()?))).collect();
-        Ok(config::resolve(&flags, &|name| std::env::var(name).ok())?)
+        let mut config = config::resolve(&flags, &|name| std::env::var(name).ok())?;
+        // What is said here goes before what the router's file says.
+        config.access = self.login.over(config.access);
+        Ok(config)
     }
 
     fn headers(&self) -> anyhow::Result<Vec<(String, String)>> {

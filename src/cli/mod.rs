@@ -2,17 +2,24 @@
 
 mod bench;
 mod bridge;
+mod completions;
+mod config;
+mod connection;
 mod demo;
+mod drain;
 mod explain;
 mod gateway;
 mod health;
 mod jobs;
+mod output;
+mod pins;
 mod replay;
 mod router;
 mod schema;
 mod signals;
 mod sim;
 mod up;
+mod workers;
 
 use clap::{Parser, Subcommand};
 
@@ -44,6 +51,10 @@ enum Command {
     Gateway(gateway::Args),
     Bridge(Box<bridge::Args>),
     Up(Box<up::Args>),
+    Workers(Box<workers::Args>),
+    Pins(Box<pins::Args>),
+    Drain(Box<drain::Args>),
+    Config(config::Args),
     Schema(schema::Args),
     Demo(demo::Args),
     Explain(Box<explain::Args>),
@@ -54,6 +65,8 @@ enum Command {
     #[command(hide = true)]
     BenchForwarder(bench::ForwarderArgs),
     Sim(Box<sim::Args>),
+    Completions(completions::Args),
+    Man(completions::ManArgs),
 }
 
 impl Cli {
@@ -70,6 +83,21 @@ impl Cli {
                 logging::init(config.log_format)?;
                 gateway::run(config).await
             }
+            Command::Workers(args) => {
+                logging::init_quietly(self.log_format.unwrap_or_default())?;
+                workers::run(*args).await
+            }
+            Command::Pins(args) => {
+                logging::init_quietly(self.log_format.unwrap_or_default())?;
+                pins::run(*args).await
+            }
+            Command::Drain(args) => {
+                logging::init_quietly(self.log_format.unwrap_or_default())?;
+                drain::run(*args).await
+            }
+            Command::Config(args) => config::run(args, self.log_format),
+            Command::Completions(args) => completions::run(&args),
+            Command::Man(args) => completions::man(&args),
             Command::Bench(args) => {
                 logging::init_quietly(self.log_format.unwrap_or_default())?;
                 bench::run(args).await

@@ -4,7 +4,7 @@ use anyhow::Context as _;
 use clap::{Arg, ArgMatches, Command, FromArgMatches};
 
 use super::signals;
-use crate::config::{self, CONFIG, Flags, RouterConfig, SETTINGS, Setting, gateway};
+use crate::config::{self, CONFIG, Flags, Given, RouterConfig, SETTINGS, Setting, gateway};
 use crate::telemetry::logging::LogFormat;
 
 /// The flags of `rankpin router`, as they were given.
@@ -54,6 +54,47 @@ One name for several models, and workers that can't register themselves, in rank
   dp_start = 0              # these and pool, weight, max_inflight and device are optional
   dp_size = 4";
 
+/// The same flags inside another command, which has words of its own.
+#[derive(Debug)]
+pub(super) struct Flagged(Args);
+
+impl Flagged {
+    /// The configuration that a router would run with.
+    pub(super) fn resolve(&self, log_format: Option<LogFormat>) -> anyhow::Result<RouterConfig> {
+        Args { flags: self.0.flags.clone() }.resolve(log_format)
+    }
+
+    /// Every setting with the value that counts.
+    pub(super) fn effective(
+        &self,
+        log_format: Option<LogFormat>,
+    ) -> anyhow::Result<Vec<(&'static Setting, Option<Given>)>> {
+        let mut flags = self.0.flags.clone();
+        flags.extend(log_format.map(|format| ("log_format", format.name().to_owned())));
+        Ok(config::effective(&flags, &|name| std::env::var(name).ok())?)
+    }
+}
+
+impl clap::Args for Flagged {
+    fn augment_args(command: Command) -> Command {
+        command.args(flags().map(arg))
+    }
+
+    fn augment_args_for_update(command: Command) -> Command {
+        Self::augment_args(command)
+    }
+}
+
+impl FromArgMatches for Flagged {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
+        Args::from_arg_matches(matches).map(Self)
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
+        self.0.update_from_arg_matches(matches)
+    }
+}
+
 impl Args {
     /// The configuration from the flags, the environment and the file. The global `--log-format` is a setting of
     /// the router like any other.
@@ -75,13 +116,14 @@ pub(super) async fn run(config: RouterConfig) -> anyhow::Result<()> {
 /// A misspelt variable would be silently without effect. Those that Kubernetes sets for a service named rankpin are none
 /// of ours, and a gateway may stand beside a router in one environment.
 pub(super) fn refuse_unknown_variables(subcommand: &str) -> anyhow::Result<()> {
-    const OTHERS: [&str; 5] = [
+    const OTHERS: [&str; 6] = [
         "RANKPIN_LOG",
         "RANKPIN_NATS_SERVER",
         "RANKPIN_CONVERSATIONS",
         "RANKPIN_CHAOS_JOBS",
         // A bridge's, which may stand beside a router in one environment.
         "RANKPIN_ENGINE_KEY",
+        "RANKPIN_INBOX_PREFIX",
     ];
     let known = |name: &str| {
         OTHERS.contains(&name)

@@ -6,31 +6,19 @@ use std::time::Duration;
 use anyhow::{Context as _, anyhow, bail};
 use tracing::info;
 
+use super::connection::Connection;
 use super::signals;
-use crate::core::id::{Model, Namespace, Pool, RankRange, WorkerId};
-use crate::nats::LinkOptions;
+use crate::core::id::{Model, Pool, RankRange, WorkerId};
 use crate::sim::{Echo, Script, SimEngine, SimOptions};
 use crate::worker::{Acceptance, Engine, Worker, WorkerOptions};
 
 /// Run a worker with a simulated engine: every rank has a prefix cache of its own
 ///
 /// The engine queues, prefills what a rank's cache does not hold, decodes at a rate and streams, and says honestly
-/// how many tokens came from the cache. SIGTERM drains it: running requests end, new ones are refused.
+/// how many tokens came from the cache. SIGTERM and `rankpin drain` drain it: running requests end, new ones are refused.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = EXAMPLES)]
 pub struct Args {
-    /// NATS servers, several with commas between
-    #[arg(long, env = "NATS_URL", value_name = "URL", default_value = "nats://127.0.0.1:4222", hide_env_values = true)]
-    nats_url: String,
-
-    /// Credentials file for NATS
-    #[arg(long, env = "NATS_CREDS", value_name = "FILE")]
-    creds: Option<PathBuf>,
-
-    /// First token of every subject, and prefix of the buckets
-    #[arg(long, env = "RANKPIN_NAMESPACE", value_name = "NAME", default_value = "rankpin")]
-    namespace: String,
-
     /// Name of this worker
     #[arg(long, value_name = "NAME", default_value = "sim")]
     worker: String,
@@ -77,6 +65,9 @@ pub struct Args {
 
     #[command(flatten)]
     simulation: Simulation,
+
+    #[command(flatten)]
+    connection: Connection,
 }
 
 /// Which engine runs.
@@ -110,6 +101,10 @@ struct Simulation {
     /// Tokens a second that are generated for each request [default: 100]
     #[arg(long, value_name = "TOKENS")]
     decode_rate: Option<f64>,
+
+    /// How long the engine may be silent in the middle of an answer; then the request ends in an error [default: 60s]
+    #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration)]
+    stream_idle_timeout: Option<Duration>,
 
     /// Longest answer; a request may ask for a shorter one [default: 64]
     #[arg(long, value_name = "TOKENS")]
@@ -146,6 +141,9 @@ pub(super) async fn run(args: Args) -> anyhow::Result<()> {
             let engine = engine.with_script(args.simulation.script()?);
             options.block_size = Some(simulation.block_size);
             options.kv_blocks = Some(simulation.kv_blocks);
+            if let Some(timeout) = args.simulation.stream_idle_timeout {
+                options.stream_idle_timeout = timeout;
+            }
             serve(options, engine, args.drain_timeout, stop).await
         }
     }
@@ -163,9 +161,11 @@ async fn serve(
         started = Worker::start(options, engine) => started?,
         () = &mut stop => return Ok(()),
     };
+    let asked = worker.drain_asked();
     tokio::select! {
         error = worker.failed() => return Err(error.into()),
         () = stop => (),
+        () = asked => info!("an operator has asked for a drain"),
     }
     let drained = worker.drain(drain_timeout).await?;
     info!(cut_off = drained.cut_off, "stopped");
@@ -174,7 +174,7 @@ async fn serve(
 
 impl Args {
     fn worker_options(&self) -> anyhow::Result<WorkerOptions> {
-        let namespace = Namespace::new(&self.namespace).map_err(|e| anyhow!("--namespace {e}"))?;
+        let namespace = self.connection.namespace.clone();
         let worker = WorkerId::new(&self.worker).map_err(|e| anyhow!("--worker {e}"))?;
         let models = self.model.iter().map(|name| Model::new(name).map_err(|e| anyhow!("--model {e}")));
         let ranks = RankRange::new(self.dp_start, self.dp_size).ok_or_else(|| {
@@ -184,8 +184,7 @@ impl Args {
                 self.dp_size
             )
         })?;
-        let mut link = LinkOptions::new(&self.nats_url, &format!("rankpin-worker-{worker}"));
-        link.creds = self.creds.clone();
+        let link = self.connection.link(&format!("rankpin-worker-{worker}"))?;
         let mut options = WorkerOptions::new(link, namespace, worker, models.collect::<Result<_, _>>()?, ranks);
         options.pool = Pool::new(&self.pool).map_err(|e| anyhow!("--pool {e}"))?;
         options.device = self.device.clone();
@@ -224,6 +223,7 @@ impl Simulation {
             ("--speed", self.speed.is_some()),
             ("--prefill-rate", self.prefill_rate.is_some()),
             ("--decode-rate", self.decode_rate.is_some()),
+            ("--stream-idle-timeout", self.stream_idle_timeout.is_some()),
             ("--output-tokens", self.output_tokens.is_some()),
             ("--script", self.script.is_some()),
         ];

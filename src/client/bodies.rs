@@ -6,7 +6,7 @@ use std::time::Duration;
 use tracing::debug;
 
 use super::{ClientError, Request};
-use crate::nats::objects::Objects;
+use crate::nats::objects::{Making, Objects};
 use crate::nats::{ConnectError, Link, LinkOptions};
 use crate::wire::body::{self, Wanted};
 use crate::wire::claim::{self, Claim};
@@ -21,6 +21,8 @@ pub const HEADROOM: usize = 8 * 1024;
 pub struct LargeBodies {
     /// How long they may lie in the object store, where this client makes it.
     pub max_age: Duration,
+    /// How many servers keep them, where this client makes the store.
+    pub replicas: usize,
 }
 
 /// The store of large bodies.
@@ -32,8 +34,9 @@ pub(super) struct Bodies {
 impl Bodies {
     /// Over a connection of its own: megabytes would hold up other requests.
     pub async fn open(large: LargeBodies, link: LinkOptions, subjects: &Subjects) -> Result<Self, ConnectError> {
+        let making = Making { max_age: large.max_age, replicas: large.replicas };
         let link = Link::open(LinkOptions { name: format!("{} bodies", link.name), ..link }).await?;
-        Ok(Self { objects: Objects::made_with(link, &subjects.bodies_bucket(), large.max_age) })
+        Ok(Self { objects: Objects::made_with(link, &subjects.bodies_bucket(), making) })
     }
 
     /// Stores the request's body, and makes it a request that says where it lies, with the keys that a router would have

@@ -75,8 +75,13 @@ impl ClientOptions {
     /// Options for servers at `urls` (commas between), with the defaults: namespace `rankpin`, 60 s of silence,
     /// 30 s for a worker to be found, 65,536 streams of 1,024 messages, no large bodies.
     pub fn new(urls: &str) -> Self {
+        Self::of(LinkOptions::new(urls, "rankpin frontend"))
+    }
+
+    /// The same, for this way to connect.
+    pub fn of(link: LinkOptions) -> Self {
         Self {
-            link: LinkOptions::new(urls, "rankpin frontend"),
+            link,
             namespace: Namespace::new("rankpin").expect("the default is valid"),
             idle_timeout: Duration::from_secs(60),
             request_timeout: Duration::from_secs(30),

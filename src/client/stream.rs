@@ -70,7 +70,7 @@ pub struct ReplyStream {
     timer: Pin<Box<Sleep>>,
     state: State,
     /// What the request's body lies in, until it has ended.
-    _stored: Option<StoredBody>,
+    stored: Option<StoredBody>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -105,7 +105,7 @@ impl ReplyStream {
             until,
             timer: Box::pin(tokio::time::sleep(patience.first)),
             state: State::Open,
-            _stored: stored,
+            stored,
         };
         stream.wait_for(patience.first);
         stream
@@ -119,6 +119,11 @@ impl ReplyStream {
     /// Who answers; `None` before the first chunk.
     pub fn served(&self) -> Option<&Served> {
         self.served.as_ref()
+    }
+
+    /// Whether the request's body went through the object store.
+    pub fn has_stored_body(&self) -> bool {
+        self.stored.is_some()
     }
 
     /// Reads to the end: all chunks, or the first error.

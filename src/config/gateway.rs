@@ -7,9 +7,10 @@ use std::time::Duration;
 use super::file::Shape;
 use super::setting::{self, Sources};
 use super::{
-    ConfigError, DAY, DRAIN_TIMEOUT, Flags, Given, REQUEST_TIMEOUT, Setting, choice, duration, namespace, nats_url,
+    ConfigError, DAY, DRAIN_TIMEOUT, Flags, Given, REQUEST_TIMEOUT, Setting, access, choice, duration, jobs, namespace,
 };
 use crate::core::id::Namespace;
+use crate::nats::Access;
 use crate::telemetry::logging::LogFormat;
 
 /// Smallest and largest body that may be allowed, in bytes.
@@ -28,10 +29,8 @@ pub const MAX_NAMES: usize = 64;
 /// Everything that a gateway is told.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GatewayConfig {
-    /// URLs of the NATS servers, with commas between.
-    pub nats_url: String,
-    /// Credentials file for NATS (JWT and nkey seed).
-    pub creds: Option<PathBuf>,
+    /// Where and as whom it connects to NATS.
+    pub access: Access,
     /// The namespace of the routers.
     pub namespace: Namespace,
     /// Where HTTP is served.
@@ -62,6 +61,8 @@ pub struct GatewayConfig {
     pub placement_headers: PlacementHeaders,
     /// Files and batches.
     pub batches: Batches,
+    /// How many servers keep what this gateway makes.
+    pub replicas: usize,
     /// How long a stopping gateway waits for its requests to end.
     pub drain_timeout: Duration,
     /// How log lines are written.
@@ -138,9 +139,9 @@ static LISTEN: Setting = Setting::new(
     "127.0.0.1:8080",
     "Where the APIs, /healthz, /readyz and /metrics are served over HTTP; port 0 is any free port",
 );
-static TLS_CERT: Setting =
-    Setting::optional("tls_cert", "FILE", "Certificate chain in PEM: HTTPS is served in place of HTTP");
-static TLS_KEY: Setting = Setting::optional("tls_key", "FILE", "Private key of the certificate, in PEM");
+static HTTPS_CERT: Setting =
+    Setting::optional("https_cert", "FILE", "Certificate chain in PEM: HTTPS is served in place of HTTP");
+static HTTPS_KEY: Setting = Setting::optional("https_key", "FILE", "Private key of the certificate, in PEM");
 static API_KEYS: Setting = Setting::optional(
     "api_keys",
     "FILE",
@@ -214,14 +215,29 @@ static FILES_MAX_AGE: Setting = Setting::new(
     "How long files and batches are kept, where this gateway makes their buckets",
 );
 
+static REPLICAS: Setting = Setting::new(
+    "replicas",
+    "COUNT",
+    "1",
+    "Servers that keep the object stores and the bucket of batches, 1 to 5, where this gateway makes them",
+);
+
 /// All settings of a gateway that may stand in the file, in the order of the help.
-pub static SETTINGS: [&Setting; 23] = [
+pub static SETTINGS: [&Setting; 32] = [
     &setting::NATS_URL,
+    &setting::CONTEXT,
     &setting::CREDS,
+    &setting::NKEY,
+    &setting::USER,
+    &setting::PASSWORD,
+    &setting::TOKEN,
+    &setting::TLS_CA,
+    &setting::TLS_CERT,
+    &setting::TLS_KEY,
     &setting::NAMESPACE,
     &LISTEN,
-    &TLS_CERT,
-    &TLS_KEY,
+    &HTTPS_CERT,
+    &HTTPS_KEY,
     &API_KEYS,
     &CORS_ORIGINS,
     &FORWARD_HEADERS,
@@ -237,6 +253,7 @@ pub static SETTINGS: [&Setting; 23] = [
     &BATCHES,
     &MAX_FILE_SIZE,
     &FILES_MAX_AGE,
+    &REPLICAS,
     &setting::DRAIN_TIMEOUT,
     &setting::LOG_FORMAT,
 ];
@@ -248,8 +265,7 @@ static OF_GATEWAY: Shape = Shape { settings: &SETTINGS, lists: &[] };
 pub fn resolve(flags: &Flags, environment: &dyn Fn(&str) -> Option<String>) -> Result<GatewayConfig, ConfigError> {
     let sources = Sources::open(flags, environment, OF_GATEWAY)?;
     let config = GatewayConfig {
-        nats_url: nats_url(sources.get(&setting::NATS_URL))?,
-        creds: sources.find(&setting::CREDS).map(|given| given.text.into()),
+        access: access::read(&sources)?,
         namespace: namespace(&sources.get(&setting::NAMESPACE))?,
         listen: listen(&sources.get(&LISTEN))?,
         tls: tls(&sources)?,
@@ -265,12 +281,14 @@ pub fn resolve(flags: &Flags, environment: &dyn Fn(&str) -> Option<String>) -> R
         client_hints: choice(&sources.get(&CLIENT_HINTS), &HINTS)?,
         placement_headers: choice(&sources.get(&PLACEMENT_HEADERS), &SHOWN)?,
         batches: batches(&sources)?,
+        replicas: jobs::replicas(&sources.get(&REPLICAS))?,
         drain_timeout: duration(&sources.get(&setting::DRAIN_TIMEOUT), DRAIN_TIMEOUT)?,
         log_format: choice(&sources.get(&setting::LOG_FORMAT), &LogFormat::NAMED)?,
     };
-    let has_login = config.nats_url.split(',').any(|url| url.contains('@'));
-    if let (true, Some(given)) = (has_login, sources.find(&setting::CREDS)) {
-        return Err(given.no_effect("nats_url holds a login; leave one of the two out"));
+    access::refuse_what_has_no_effect(&sources, &config.access)?;
+    let makes_nothing = (config.large_bodies, config.batches) == (LargeBodies::Refused, Batches::Off);
+    if let (true, Some(given)) = (makes_nothing, sources.find(&REPLICAS)) {
+        return Err(given.no_effect("with large_bodies refuse and batches off nothing is kept; leave it out"));
     }
     Ok(config)
 }
@@ -286,10 +304,10 @@ fn listen(given: &Given) -> Result<SocketAddr, ConfigError> {
 }
 
 fn tls(sources: &Sources<'_>) -> Result<Option<TlsFiles>, ConfigError> {
-    match (sources.find(&TLS_CERT), sources.find(&TLS_KEY)) {
+    match (sources.find(&HTTPS_CERT), sources.find(&HTTPS_KEY)) {
         (Some(cert), Some(key)) => Ok(Some(TlsFiles { cert: cert.text.into(), key: key.text.into() })),
-        (Some(alone), None) => Err(alone.no_effect("without tls_key there is no TLS; give both or none")),
-        (None, Some(alone)) => Err(alone.no_effect("without tls_cert there is no TLS; give both or none")),
+        (Some(alone), None) => Err(alone.no_effect("without https_key there is no HTTPS; give both or none")),
+        (None, Some(alone)) => Err(alone.no_effect("without https_cert there is no HTTPS; give both or none")),
         (None, None) => Ok(None),
     }
 }
@@ -394,11 +412,15 @@ mod tests {
     /// Every key with a value that is not the default.
     const EVERY_KEY: &str = r#"
         nats_url = "nats://a:4222,nats://b:4222"
+        context = "prod"
         creds = "/etc/nats.creds"
+        tls_ca = "/etc/ca.pem"
+        tls_cert = "/etc/client.pem"
+        tls_key = "/etc/client.key"
         namespace = "eu-1"
         listen = "0.0.0.0:443"
-        tls_cert = "/etc/cert.pem"
-        tls_key = "/etc/key.pem"
+        https_cert = "/etc/cert.pem"
+        https_key = "/etc/key.pem"
         api_keys = "/etc/keys"
         cors_origins = ["https://a.example", "http://b.example:8080"]
         forward_headers = ["X-Tier", "authorization"]
@@ -414,6 +436,7 @@ mod tests {
         batches = "on"
         max_file = "1GB"
         files_max_age = "7d"
+        replicas = 3
         drain_timeout = "1m"
         log_format = "json"
     "#;
@@ -424,11 +447,20 @@ mod tests {
         let path = dir.path().join("gateway.toml");
         std::fs::write(&path, EVERY_KEY).expect("a temp directory takes files");
         let table: toml::Table = EVERY_KEY.parse().expect("TOML");
-        assert!(SETTINGS.iter().all(|setting| table.contains_key(setting.key)), "a setting is missing in EVERY_KEY");
+        // Of the logins only one may be given.
+        let others = ["nkey", "user", "password", "token"];
+        let missing = |setting: &&&Setting| !table.contains_key(setting.key) && !others.contains(&setting.key);
+        assert_eq!(SETTINGS.iter().find(missing).map(|setting| setting.key), None, "a setting is missing in EVERY_KEY");
         let config = with(&[("config", path.to_str().expect("UTF-8"))]).expect("valid");
         let expected = GatewayConfig {
-            nats_url: "nats://a:4222,nats://b:4222".into(),
-            creds: Some("/etc/nats.creds".into()),
+            access: Access {
+                context: Some("prod".into()),
+                creds: Some("/etc/nats.creds".into()),
+                tls_ca: Some("/etc/ca.pem".into()),
+                tls_cert: Some("/etc/client.pem".into()),
+                tls_key: Some("/etc/client.key".into()),
+                ..Access::at("nats://a:4222,nats://b:4222")
+            },
             namespace: Namespace::new("eu-1").expect("valid"),
             listen: ([0, 0, 0, 0], 443).into(),
             tls: Some(TlsFiles { cert: "/etc/cert.pem".into(), key: "/etc/key.pem".into() }),
@@ -444,6 +476,7 @@ mod tests {
             client_hints: ClientHints::Carried,
             placement_headers: PlacementHeaders::Hidden,
             batches: Batches::On { max_file: 1 << 30, max_age: DAY * 7 },
+            replicas: 3,
             drain_timeout: Duration::from_secs(60),
             log_format: LogFormat::Json,
         };
@@ -470,10 +503,12 @@ mod tests {
             (&[("forward_headers", "a b")], "\"a b\" is not allowed"),
             (&[("cors_origins", "example.com")], "\"example.com\" is none"),
             (&[("cors_origins", "*,https://a")], "leave the others out"),
-            (&[("tls_cert", "c")], "--tls-cert: tls_cert can have no effect"),
+            (&[("https_cert", "c")], "--https-cert: https_cert can have no effect"),
+            (&[("https_key", "k")], "--https-key: https_key can have no effect"),
             (&[("tls_key", "k")], "--tls-key: tls_key can have no effect"),
             (&[("large_bodies", "refuse"), ("bodies_max_age", "1h")], "bodies_max_age can have no effect"),
             (&[("batches", "off"), ("max_file", "1MB")], "max_file can have no effect"),
+            (&[("large_bodies", "refuse"), ("batches", "off"), ("replicas", "3")], "replicas can have no effect"),
             (&[("nats_url", "nats://u:p@h"), ("creds", "f")], "creds can have no effect"),
         ] {
             let error = with(flags).expect_err(told);

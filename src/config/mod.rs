@@ -3,6 +3,7 @@
 //! Nothing is guessed and nothing is silently ignored: a key that is unknown, a value that is not allowed, and a
 //! setting that can have no effect are errors that name it and say where it stands.
 
+mod access;
 mod alias;
 mod file;
 pub mod gateway;
@@ -16,7 +17,6 @@ mod worker;
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
-use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::core::alias::Aliases;
@@ -26,6 +26,7 @@ use crate::core::mode::{AffinityMode, FrontendTrust, PolicyKind, Provision, Rank
 use crate::core::session::configured::Sources as SessionSources;
 use crate::core::weighing::Weighing;
 use crate::core::worker::WorkerSpec;
+use crate::nats::Access;
 use crate::telemetry::logging::LogFormat;
 
 pub use jobs::JobsConfig;
@@ -37,10 +38,8 @@ pub use setting::{CONFIG, Given, Origin, SETTINGS, Setting};
 /// Everything that a router is told.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RouterConfig {
-    /// URLs of the NATS servers, with commas between.
-    pub nats_url: String,
-    /// Credentials file for NATS (JWT and nkey seed).
-    pub creds: Option<PathBuf>,
+    /// Where and as whom to connect to NATS.
+    pub access: Access,
     /// First token of every subject, and prefix of the buckets.
     pub namespace: Namespace,
     /// How a worker is chosen where no pin decides.
@@ -188,8 +187,7 @@ pub fn resolve(flags: &Flags, environment: &dyn Fn(&str) -> Option<String>) -> R
     let sources = Sources::open(flags, environment, file::OF_ROUTER)?;
     let namespace = namespace(&sources.get(&setting::NAMESPACE))?;
     let config = RouterConfig {
-        nats_url: nats_url(sources.get(&setting::NATS_URL))?,
-        creds: sources.find(&setting::CREDS).map(|given| given.text.into()),
+        access: access::read(&sources)?,
         policy: choice(&sources.get(&setting::POLICY), &PolicyKind::NAMED)?,
         rank_choice: choice(&sources.get(&setting::RANK_CHOICE), &RankChoice::NAMED)?,
         weighing: weighing::weighing(&sources)?,
@@ -217,6 +215,19 @@ pub fn resolve(flags: &Flags, environment: &dyn Fn(&str) -> Option<String>) -> R
     };
     refuse_what_has_no_effect(&sources, &config)?;
     Ok(config)
+}
+
+/// Every setting with the value that counts, and where it stands; without a value those that have none.
+pub fn effective(
+    flags: &Flags,
+    environment: &dyn Fn(&str) -> Option<String>,
+) -> Result<Vec<(&'static Setting, Option<Given>)>, ConfigError> {
+    let sources = Sources::open(flags, environment, file::OF_ROUTER)?;
+    let value = |setting: &Setting| match setting.default {
+        Some(_) => Some(sources.get(setting)),
+        None => sources.find(setting),
+    };
+    Ok(SETTINGS.iter().map(|setting| (*setting, value(setting))).collect())
 }
 
 /// `untrusted_frontends = true` is the careful choice.
@@ -247,10 +258,7 @@ fn refuse_what_has_no_effect(sources: &Sources<'_>, config: &RouterConfig) -> Re
     }
     jobs::refuse_what_has_no_effect(sources, &config.jobs)?;
     pool::refuse_what_has_no_effect(sources, &config.pools)?;
-    let has_login = config.nats_url.split(',').any(|url| url.contains('@'));
-    if let (true, Some(given)) = (has_login, sources.find(&setting::CREDS)) {
-        return Err(given.no_effect("nats_url holds a login; leave one of the two out"));
-    }
+    access::refuse_what_has_no_effect(sources, &config.access)?;
     Ok(())
 }
 
@@ -276,16 +284,6 @@ fn count(given: &Given, most: usize) -> Result<usize, ConfigError> {
 
 fn namespace(given: &Given) -> Result<Namespace, ConfigError> {
     Namespace::new(&given.text).map_err(|e| given.refuse(format!("it {e}; allowed are 1 to 32 of a-z 0-9 _ -")))
-}
-
-fn nats_url(given: Given) -> Result<String, ConfigError> {
-    // Whether each of them is a URL is judged where the connection is made.
-    if given.text.split(',').all(|url| url.trim().is_empty()) {
-        return Err(
-            given.refuse("write the URL of a NATS server, nats://host:4222, several with commas between".into())
-        );
-    }
-    Ok(given.text)
 }
 
 fn listen(given: &Given) -> Result<Listen, ConfigError> {

@@ -4,6 +4,7 @@ use std::fmt;
 
 use super::file::{AliasEntry, ConfigFile, PoolEntry, Shape, Table, WorkerEntry};
 use super::{ConfigError, Flags};
+use crate::nats::access::Urls;
 
 /// One setting.
 #[derive(Debug)]
@@ -26,6 +27,11 @@ impl Setting {
         Self { key, value, default: Some(default), also: &[], help }
     }
 
+    /// Whether its value is never shown.
+    pub fn is_secret(&self) -> bool {
+        matches!(self.key, "password" | "token")
+    }
+
     /// The flag, without the dashes.
     pub fn flag(&self) -> String {
         self.key.replace(['_', '.'], "-")
@@ -42,7 +48,7 @@ impl Setting {
         self.value.split('|').any(|value| value == "COUNT")
     }
 
-    /// The same setting without a default.
+    /// A setting without a default.
     pub(super) const fn optional(key: &'static str, value: &'static str, help: &'static str) -> Self {
         Self { key, value, default: None, also: &[], help }
     }
@@ -73,6 +79,39 @@ pub(super) static NATS_URL: Setting = Setting {
 };
 pub(super) static CREDS: Setting =
     Setting { key: "creds", value: "FILE", default: None, also: &["NATS_CREDS"], help: "Credentials file for NATS" };
+pub(super) static CONTEXT: Setting = Setting {
+    also: &["NATS_CONTEXT"],
+    ..Setting::optional(
+        "context",
+        "NAME",
+        "Context of the nats command line (~/.config/nats/context/NAME.json, or a path): what is given here outright \
+         goes before what it says",
+    )
+};
+pub(super) static NKEY: Setting = Setting {
+    also: &["NATS_NKEY"],
+    ..Setting::optional("nkey", "FILE", "File with the seed of the user's nkey, instead of credentials")
+};
+pub(super) static USER: Setting =
+    Setting { also: &["NATS_USER"], ..Setting::optional("user", "NAME", "User to connect as, with a password") };
+pub(super) static PASSWORD: Setting = Setting {
+    also: &["NATS_PASSWORD"],
+    ..Setting::optional("password", "TEXT", "The user's password; better as a variable, other users see flags")
+};
+pub(super) static TOKEN: Setting = Setting {
+    also: &["NATS_TOKEN"],
+    ..Setting::optional("token", "TEXT", "Token to connect with; better as a variable, other users see flags")
+};
+pub(super) static TLS_CA: Setting = Setting {
+    also: &["NATS_CA"],
+    ..Setting::optional("tls_ca", "FILE", "PEM file of the authorities that are believed, instead of the system's")
+};
+pub(super) static TLS_CERT: Setting = Setting {
+    also: &["NATS_CERT"],
+    ..Setting::optional("tls_cert", "FILE", "PEM file of this client's certificate, where the server asks for one")
+};
+pub(super) static TLS_KEY: Setting =
+    Setting { also: &["NATS_KEY"], ..Setting::optional("tls_key", "FILE", "PEM file of the certificate's key") };
 pub(super) static NAMESPACE: Setting =
     Setting::new("namespace", "NAME", "rankpin", "First token of every subject, and prefix of the buckets");
 pub(super) static LEVEL: Setting = Setting::new(
@@ -285,9 +324,17 @@ pub(super) static JOBS_DUPLICATE_WINDOW: Setting = Setting::new(
 );
 
 /// All settings that may stand in the file, in the order of the help.
-pub static SETTINGS: [&Setting; 37] = [
+pub static SETTINGS: [&Setting; 45] = [
     &NATS_URL,
+    &CONTEXT,
     &CREDS,
+    &NKEY,
+    &USER,
+    &PASSWORD,
+    &TOKEN,
+    &TLS_CA,
+    &TLS_CERT,
+    &TLS_KEY,
     &NAMESPACE,
     &LEVEL,
     &POOL_POLICY,
@@ -355,7 +402,7 @@ impl fmt::Display for Origin {
 }
 
 /// A value as it was written.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 pub struct Given {
     /// The setting's key.
     pub key: &'static str,
@@ -365,9 +412,24 @@ pub struct Given {
     pub origin: Origin,
 }
 
+impl fmt::Debug for Given {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} = {:?} ({})", self.key, self.shown(), self.origin)
+    }
+}
+
 impl Given {
+    /// The text as it may be shown: no login in it.
+    pub fn shown(&self) -> String {
+        match self.key {
+            "nats_url" if self.text.contains('@') => Urls::new(&*self.text).to_string(),
+            "password" | "token" => "(secret)".into(),
+            _ => self.text.clone(),
+        }
+    }
+
     pub(super) fn refuse(&self, allowed: String) -> ConfigError {
-        ConfigError::Value { origin: self.origin.clone(), key: self.key, text: self.text.clone(), allowed }
+        ConfigError::Value { origin: self.origin.clone(), key: self.key, text: self.shown(), allowed }
     }
 
     pub(super) fn no_effect(&self, reason: &str) -> ConfigError {

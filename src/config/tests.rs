@@ -30,8 +30,7 @@ fn of_file(file: &str) -> Result<RouterConfig, String> {
 fn defaults() {
     let config = resolve(&Flags::new(), &|_| None).expect("the defaults are valid");
     let expected = RouterConfig {
-        nats_url: "nats://127.0.0.1:4222".into(),
-        creds: None,
+        access: Access::default(),
         namespace: Namespace::new("rankpin").expect("valid"),
         policy: PolicyKind::RoundRobin,
         rank_choice: RankChoice::Hash,
@@ -71,7 +70,11 @@ fn defaults() {
 /// Every key with a value that is not the default.
 const EVERY_KEY: &str = r#"
     nats_url = "nats://a:4222,nats://b:4222"
+    context = "prod"
     creds = "/etc/nats.creds"
+    tls_ca = "/etc/ca.pem"
+    tls_cert = "/etc/cert.pem"
+    tls_key = "/etc/key.pem"
     namespace = "eu-1"
     policy = "kv"
     affinity = "soft"
@@ -123,8 +126,10 @@ fn every_setting_is_a_key_a_variable_and_a_flag() {
 
     let table: toml::Table = EVERY_KEY.parse().expect("TOML");
     let mut texts = Vec::new();
-    // Pools are tables of the file, and leave other settings without effect: a test of their own has them.
-    for setting in SETTINGS.iter().filter(|setting| !["level", "pool_policy"].contains(&setting.key)) {
+    // Pools are tables of the file, and leave other settings without effect, and one login excludes the others: tests of
+    // their own have them.
+    let apart = ["level", "pool_policy", "nkey", "user", "password", "token"];
+    for setting in SETTINGS.iter().filter(|setting| !apart.contains(&setting.key)) {
         let inside = setting.key.split_once('.').map(|(table_name, key)| &table[table_name][key]);
         let text = match inside.unwrap_or_else(|| &table[setting.key]) {
             toml::Value::Array(items) => items.iter().filter_map(|i| i.as_str()).collect::<Vec<_>>().join(","),
@@ -155,12 +160,36 @@ fn flags_win_over_the_environment_and_that_over_the_file() {
     let file = "nats_url = 'nats://file'\ncreds = 'file'";
     let nats = |variables: &[_]| {
         let config = with(&[], variables, file).expect("valid");
-        (config.nats_url, config.creds.expect("given").display().to_string())
+        let urls = config.access.urls.expect("given").reveal().to_owned();
+        (urls, config.access.creds.expect("given").display().to_string())
     };
     let (url, creds) = (("NATS_URL", "nats://theirs"), ("NATS_CREDS", "theirs"));
     assert_eq!(nats(&[url, creds]), ("nats://theirs".into(), "theirs".into()));
     let own = [("RANKPIN_NATS_URL", "nats://ours"), ("RANKPIN_CREDS", "ours"), url, creds];
     assert_eq!(nats(&own), ("nats://ours".into(), "ours".into()));
+}
+
+#[test]
+fn one_login_counts_and_none_is_shown() {
+    let config = of_file("user = 'u'\npassword = 'p4ss'").expect("valid");
+    assert_eq!(config.access.user.as_deref(), Some("u"));
+    assert_eq!(config.access.password.as_ref().expect("given").reveal(), "p4ss");
+    assert!(!format!("{config:?}").contains("p4ss"));
+    for (file, told) in [
+        ("creds = 'c'\nnkey = 'k'", "line 2: nkey can have no effect: creds is given too; leave one of the two out"),
+        ("user = 'u'\ntoken = 't'", "line 2: token can have no effect: user is given too"),
+        ("password = 'p4ss'", "line 1: password can have no effect: user is missing"),
+        ("tls_key = 'k'", "line 1: tls_key can have no effect: tls_cert is missing"),
+        ("nats_url = 'nats://u:p4ss@a'\ntoken = 't'", "token can have no effect: nats_url holds a login"),
+    ] {
+        let error = of_file(file).expect_err(file);
+        assert!(error.contains(told) && !error.contains("p4ss"), "{error}");
+    }
+    let flags: Flags = [("nats_url", "nats://u:p4ss@a,b"), ("password", "p4ss"), ("user", "u")]
+        .map(|(key, text)| (key, text.to_owned()))
+        .into();
+    let shown = format!("{:?}", effective(&flags, &|_| None).expect("texts"));
+    assert!(!shown.contains("p4ss") && shown.contains("nats://a,b"), "{shown}");
 }
 
 #[test]
@@ -312,7 +341,7 @@ fn settings_without_effect_are_refused() {
 fn files_that_break_the_form_are_refused_with_the_line() {
     for (file, told) in [
         ("\npolicy = ", "line 2: "),
-        ("a = 1", "line 1: there is no setting a; there are nats_url, creds, "),
+        ("a = 1", "line 1: there is no setting a; there are nats_url, context, creds, "),
         ("\n\npin-ttl = '1h'", "line 3: there is no setting pin-ttl; write pin_ttl"),
         ("config = 'other.toml'", "line 1: there is no setting config; "),
         (

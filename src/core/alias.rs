@@ -46,11 +46,13 @@ pub struct Asked<'a> {
     pub keys: &'a [Vec<PinKey>],
     /// What stays the same from turn to turn; `None` without a session.
     pub by: Option<&'a SessionId>,
+    /// The worker that the request asks for.
+    pub worker: Option<&'a str>,
 }
 
 /// The target of a request: where it continues a pin, that one, the deepest first; else the hash of its session says, or
-/// chance where it has none. Models that nobody serves are chosen only by a pin, or where no other is known. `None`
-/// where none of them is known.
+/// chance where it has none. Models that nobody serves are chosen only by a pin, or where no other is known; models that the
+/// wanted worker does not serve only by a pin, or where it serves none of them. `None` where none of them is known.
 pub fn choose(asked: Asked<'_>, fleet: &Fleet, mirror: &Mirror, now: Instant, rng: &mut dyn Rng) -> Option<Choice> {
     let known = |target: &&(usize, &Target)| fleet.knows(&target.1.model, now);
     let targets: Vec<_> = asked.targets.iter().enumerate().collect();
@@ -67,7 +69,11 @@ pub fn choose(asked: Asked<'_>, fleet: &Fleet, mirror: &Mirror, now: Instant, rn
         return pick(&pinned, asked.by, rng).map(|index| Choice { index, pinned: true });
     }
     let served: Vec<_> = known.iter().filter(|(_, target)| fleet.serves(&target.model)).copied().collect();
-    let open = if served.is_empty() { known } else { served };
+    let wanted = asked.worker.and_then(|id| fleet.find(id));
+    let there: Vec<_> = wanted.map_or_else(Vec::new, |(_, worker)| {
+        known.iter().filter(|(_, target)| worker.spec.serves(&target.model)).copied().collect()
+    });
+    let open = [there, served, known].into_iter().find(|some| !some.is_empty()).unwrap_or_default();
     pick(&open, asked.by, rng).map(|index| Choice { index, pinned: false })
 }
 
@@ -127,7 +133,7 @@ mod tests {
 
     fn chosen(targets: &[Target], session: &str, fleet: &Fleet, now: Instant) -> Option<usize> {
         let session = named(session).id;
-        let asked = Asked { targets, keys: &[], by: Some(&session) };
+        let asked = Asked { targets, keys: &[], by: Some(&session), worker: None };
         choose(asked, fleet, &empty(), now, &mut rng()).map(|choice| choice.index)
     }
 
@@ -176,7 +182,7 @@ mod tests {
         let fleet = serving(&["a", "b"], now);
         let targets = targets(&[("a", 3.0), ("b", 1.0)]);
         let mut rng = rng();
-        let asked = Asked { targets: &targets, keys: &[], by: None };
+        let asked = Asked { targets: &targets, keys: &[], by: None, worker: None };
         let mut of_b = 0_u32;
         for _ in 0..4000 {
             let choice = choose(asked, &fleet, &empty(), now, &mut rng).expect("both are served");
@@ -193,7 +199,7 @@ mod tests {
         let keys = [vec![key("a", "2"), key("a", "1")], vec![key("b", "2"), key("b", "1")]];
         let targets = targets(&[("a", 1e-9), ("b", 1.0)]);
         let session = named("s").id;
-        let asked = Asked { targets: &targets, keys: &keys, by: Some(&session) };
+        let asked = Asked { targets: &targets, keys: &keys, by: Some(&session), worker: None };
         let mut mirror = empty();
         let pin = |shared| Pin { placement: at("w", None), origin: Origin::Derived, root: None, shared, pool: None };
         let chosen = |mirror: &Mirror| choose(asked, &fleet, mirror, now, &mut rng()).expect("both are served");
@@ -206,6 +212,29 @@ mod tests {
         assert_eq!(chosen(&mirror).index, 1, "a common opening says nothing");
         mirror.handle_value(key("a", "2"), 4, Some(pin(false)), now);
         assert_eq!(chosen(&mirror).index, 0);
+    }
+
+    #[test]
+    fn a_wanted_worker_gets_a_model_that_it_has_unless_a_pin_says_otherwise() {
+        let now = start();
+        let fleet = serving(&["a", "b", "c"], now);
+        let targets = targets(&[("a", 1.0), ("b", 1e-9)]);
+        let session = named("s").id;
+        let keys = [vec![PinKey::of("", "a", "s")], vec![PinKey::of("", "b", "s")]];
+        let chosen = |worker: &str, mirror: &Mirror| {
+            let asked = Asked { targets: &targets, keys: &keys, by: Some(&session), worker: Some(worker) };
+            choose(asked, &fleet, mirror, now, &mut rng()).map(|choice| choice.index)
+        };
+        // Workers are called as the one model that they have.
+        assert_eq!(chosen("a", &empty()), Some(0));
+        assert_eq!(chosen("b", &empty()), Some(1));
+        for nothing in ["c", "nobody"] {
+            assert_eq!(chosen(nothing, &empty()), Some(0), "the request is refused for its worker, not for its model");
+        }
+        let mut mirror = empty();
+        let pin = Pin { placement: at("a", None), origin: Origin::Named, root: None, shared: false, pool: None };
+        mirror.handle_value(keys[0][0], 1, Some(pin), now);
+        assert_eq!(chosen("b", &mirror), Some(0), "the session stays on its model");
     }
 
     #[test]
@@ -223,7 +252,7 @@ mod tests {
         let mut mirror = empty();
         let pin = Pin { placement: at("a", None), origin: Origin::Named, root: None, shared: false, pool: None };
         mirror.handle_value(keys[0][0], 1, Some(pin), now);
-        let asked = Asked { targets: &targets, keys: &keys, by: Some(&session) };
+        let asked = Asked { targets: &targets, keys: &keys, by: Some(&session), worker: None };
         let choice = choose(asked, &fleet, &mirror, now, &mut rng());
         assert_eq!(choice, Some(Choice { index: 0, pinned: true }), "it waits for its model to come back");
         fleet.handle_deregistration(&crate::core::testing::worker_id("b"));

@@ -20,6 +20,8 @@ pub mod policy;
 pub mod pool;
 pub mod queue;
 pub mod session;
+#[cfg(test)]
+mod simulated;
 pub mod weighing;
 pub mod worker;
 

@@ -22,7 +22,7 @@ use crate::core::mode::{AffinityMode, PolicyKind};
 use crate::core::pins::Mirror;
 use crate::core::pool::PoolPolicy;
 use crate::nats::bucket::{Bucket, Unreachable, Watched};
-use crate::nats::{ConnectError, Link, LinkOptions, Subscriptions};
+use crate::nats::{AccessError, ConnectError, Link, Subscriptions};
 use crate::wire::identity::Identity;
 use crate::wire::load::LoadReport;
 use crate::wire::pin::PinValue;
@@ -103,6 +103,9 @@ pub enum ClusterError {
     /// There is no connection.
     #[error(transparent)]
     Connect(#[from] ConnectError),
+    /// It is not clear where or as whom to connect.
+    #[error(transparent)]
+    Access(#[from] AccessError),
     /// A bucket can't be read.
     #[error("the bucket {bucket} can't be read: {problem}; has a router of this namespace ever run there?")]
     Bucket {
@@ -116,9 +119,7 @@ pub enum ClusterError {
 /// Looks a request up in the cluster that the configuration names.
 pub async fn look(turn: &Turn, config: &RouterConfig) -> Result<Cluster, ClusterError> {
     let subjects = Subjects::new(config.namespace.clone());
-    let mut options = LinkOptions::new(&config.nats_url, "rankpin-explain");
-    options.creds.clone_from(&config.creds);
-    let link = Link::open(options).await?;
+    let link = Link::open(config.access.link("rankpin-explain")?).await?;
     let listening = Instant::now();
     let loads = Subscriptions::open(&link, &[(subjects.loads(), None)]).await;
     let mut notes = Vec::new();
@@ -169,7 +170,8 @@ fn resolve(
 ) -> Result<usize, RouteError> {
     let Some(under) = &turn.under else { return Ok(0) };
     let keys: Vec<_> = read.iter().map(|(keys, _)| keys.clone()).collect();
-    let asked = Asked { targets: &under.targets, keys: &keys, by: under.by.as_ref() };
+    let asked =
+        Asked { targets: &under.targets, keys: &keys, by: under.by.as_ref(), worker: turn.head.worker_hint.as_deref() };
     let choice = alias::choose(asked, fleet, mirror, Instant::now(), &mut rand::rngs::StdRng::seed_from_u64(0));
     let Some(Choice { index, pinned }) = choice else {
         let models = under.targets.iter().map(|target| format!("{:?}", target.model.as_str())).collect::<Vec<_>>();

@@ -82,6 +82,10 @@ pub fn peek(body: &[u8]) -> Result<Peek, Problem> {
         stream: bool,
     }
 
+    // An array of a name and a flag would be read as the fields in their order.
+    if body.trim_ascii_start().first() != Some(&b'{') {
+        return Err(Problem::invalid("the body is no JSON object of a request"));
+    }
     let fields: Fields<'_> = serde_json::from_slice(body)
         .map_err(|error| Problem::invalid(format!("the body is no JSON object of a request: {error}")))?;
     let model = Model::new(&fields.model).map_err(|error| Problem::invalid(format!("the body's model {error}")))?;
@@ -112,8 +116,9 @@ mod tests {
     #[test]
     fn what_is_no_request_is_refused_with_what_is_wrong() {
         for (body, told) in [
-            ("", "EOF"),
-            ("[]", "invalid type"),
+            ("", "no JSON object"),
+            (r#"["m",true]"#, "no JSON object"),
+            ("{", "EOF"),
             (r#"{"messages":[]}"#, "missing field `model`"),
             (r#"{"model":7}"#, "invalid type: integer"),
             (r#"{"model":""}"#, "the body's model"),

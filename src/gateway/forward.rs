@@ -85,6 +85,9 @@ async fn answer(
     let request = gateway.request(&parts.headers, api, Request::new(model, body), tenant)?;
     *id = HeaderValue::from_str(request.id().as_str()).ok();
     let mut replies = gateway.client.send(request).await?;
+    if replies.has_stored_body() {
+        gateway.metrics.large_bodies.inc();
+    }
     let first = match replies.next().await {
         Some(first) => first?,
         None => return Err(Problem::new(StatusCode::BAD_GATEWAY, "broken_reply", "the reply stream is empty")),

@@ -42,8 +42,8 @@ use crate::client::jobs::{Jobs, JobsOptions};
 use crate::client::{self, Client, ClientOptions};
 use crate::config::gateway::{self as config, GatewayConfig, LargeBodies};
 use crate::nats::bucket::Bucket;
-use crate::nats::objects::Objects;
-use crate::nats::{ConnectError, Link, LinkOptions};
+use crate::nats::objects::{Making, Objects};
+use crate::nats::{AccessError, ConnectError, Link, LinkOptions};
 use crate::wire::subject::Subjects;
 
 /// Messages of one answer that wait for a client which reads slowly; beyond, its stream ends in an error.
@@ -57,6 +57,9 @@ pub enum GatewayError {
     /// No connection, or missing permissions.
     #[error(transparent)]
     Connect(#[from] ConnectError),
+    /// Where and as whom to connect can't be made out.
+    #[error(transparent)]
+    Access(#[from] AccessError),
     /// The API keys can't be had.
     #[error(transparent)]
     Keys(#[from] KeysError),
@@ -128,9 +131,9 @@ async fn start(config: GatewayConfig) -> Result<Running, GatewayError> {
     let listening = |problem| GatewayError::Listen { address: config.listen, problem };
     let listener = TcpListener::bind(config.listen).await.map_err(listening)?;
     let address = listener.local_addr().map_err(listening)?;
-    let client = Client::connect(client_options(&config)).await?;
+    let client = Client::connect(client_options(&config)?).await?;
     let subjects = Subjects::new(config.namespace.clone());
-    let store = Link::open(link_options(&config, "store")).await?;
+    let store = Link::open(link_options(&config, "store")?).await?;
     let batches = batches(&config, &subjects, &store).await?;
     let runner = batches.as_ref().map(Batches::runner);
     let (stop, stopping) = watch::channel(false);
@@ -180,31 +183,32 @@ async fn batches(config: &GatewayConfig, subjects: &Subjects, store: &Link) -> R
         config::Batches::Off => return Ok(None),
         config::Batches::On { max_file, max_age } => (max_file, max_age),
     };
-    let jobs = JobsOptions { link: link_options(config, "jobs"), namespace: config.namespace.clone() };
+    let jobs = JobsOptions { link: link_options(config, "jobs")?, namespace: config.namespace.clone() };
     let jobs = Jobs::connect(jobs).await?;
     // Over a connection of their own: files would hold up what is asked of the bucket.
-    let link = Link::open(link_options(config, "files")).await?;
-    let files = Files::new(Objects::made_with(link, &subjects.files_bucket(), max_age), max_file);
-    let records = Batches::records(Bucket::new(store.clone(), &subjects.batches_bucket()), max_age);
+    let link = Link::open(link_options(config, "files")?).await?;
+    let files = Files::new(
+        Objects::made_with(link, &subjects.files_bucket(), Making { max_age, replicas: config.replicas }),
+        max_file,
+    );
+    let records = Batches::records(Bucket::new(store.clone(), &subjects.batches_bucket()), max_age, config.replicas);
     Ok(Some(Batches::new(files, records, jobs)))
 }
 
-fn link_options(config: &GatewayConfig, role: &str) -> LinkOptions {
-    let mut link = LinkOptions::new(&config.nats_url, &format!("rankpin gateway {role}"));
-    link.creds.clone_from(&config.creds);
-    link
+fn link_options(config: &GatewayConfig, role: &str) -> Result<LinkOptions, AccessError> {
+    config.access.link(&format!("rankpin gateway {role}"))
 }
 
-fn client_options(config: &GatewayConfig) -> ClientOptions {
-    ClientOptions {
-        link: link_options(config, "requests"),
+fn client_options(config: &GatewayConfig) -> Result<ClientOptions, AccessError> {
+    let link = link_options(config, "requests")?;
+    Ok(ClientOptions {
         namespace: config.namespace.clone(),
         max_open: config.max_requests,
         stream_capacity: STREAM_CAPACITY,
         large_bodies: match config.large_bodies {
-            LargeBodies::ObjectStore { max_age } => Some(client::LargeBodies { max_age }),
+            LargeBodies::ObjectStore { max_age } => Some(client::LargeBodies { max_age, replicas: config.replicas }),
             LargeBodies::Refused => None,
         },
-        ..ClientOptions::new(&config.nats_url)
-    }
+        ..ClientOptions::of(link)
+    })
 }

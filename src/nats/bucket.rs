@@ -308,8 +308,13 @@ impl Bucket {
         }
     }
 
-    /// Makes the bucket. Somebody else may make the same one at the same moment.
-    pub async fn create(&self, history: i64, max_age: Duration, replicas: usize) -> Result<(), Unreachable> {
+    /// Makes the bucket, kept by one server. Somebody else may make the same one at the same moment.
+    pub async fn create(&self, history: i64, max_age: Duration) -> Result<(), Unreachable> {
+        self.create_on(1, history, max_age).await
+    }
+
+    /// Makes the bucket, kept by so many servers.
+    pub async fn create_on(&self, replicas: usize, history: i64, max_age: Duration) -> Result<(), Unreachable> {
         let opened = self.opened().await?;
         let bucket = self.name.clone();
         let config = kv::Config { bucket, history, max_age, num_replicas: replicas, ..kv::Config::default() };

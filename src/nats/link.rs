@@ -1,6 +1,7 @@
 //! One connection to NATS that can be replaced: a message that kills the client library's connection task takes
 //! neither the process nor the other connections along.
 
+use std::fmt;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -13,6 +14,7 @@ use tracing::{debug, info, warn};
 
 use super::Headers;
 use super::login::{self, Login};
+use super::tls::Tls;
 
 /// How often the server is pinged; two unanswered pings end the connection.
 const PING_INTERVAL: Duration = Duration::from_secs(10);
@@ -34,12 +36,16 @@ pub(super) const MAX_VIOLATIONS: usize = 16;
 pub(super) const VIOLATION_WORDS: &str = "permissions violation";
 
 /// Where and as whom to connect.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct LinkOptions {
     /// Server URLs.
     pub urls: Vec<String>,
     /// Credentials file (JWT and nkey seed).
     pub creds: Option<PathBuf>,
+    /// Another login; without one, what stands in the URLs.
+    pub login: Option<Login>,
+    /// Encryption.
+    pub tls: Tls,
     /// Name of the connection, as the server lists it.
     pub name: String,
     /// Prefix of the inboxes, without the final dot.
@@ -52,9 +58,30 @@ impl LinkOptions {
         Self {
             urls: urls.split(',').map(|url| url.trim().to_owned()).filter(|url| !url.is_empty()).collect(),
             creds: None,
+            login: None,
+            tls: Tls::default(),
             name: name.to_owned(),
             inbox_prefix: "_INBOX".to_owned(),
         }
+    }
+
+    /// As whom to connect, where it is not by a credentials file.
+    pub(super) fn login(&self, addresses: &[ServerAddr]) -> Login {
+        self.login.clone().unwrap_or_else(|| Login::of(addresses))
+    }
+}
+
+/// Without the logins that may stand in the URLs.
+impl fmt::Debug for LinkOptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LinkOptions")
+            .field("urls", &login::shown(&self.urls))
+            .field("creds", &self.creds)
+            .field("login", &self.login)
+            .field("tls", &self.tls)
+            .field("name", &self.name)
+            .field("inbox_prefix", &self.inbox_prefix)
+            .finish()
     }
 }
 
@@ -343,9 +370,9 @@ async fn connect(options: &LinkOptions) -> Result<(Client, Events), ConnectError
             .credentials_file(path)
             .await
             .map_err(|e| ConnectError::Credentials { path: path.display().to_string(), problem: e.to_string() })?,
-        None => Login::of(&addresses).apply(ConnectOptions::new()),
+        None => options.login(&addresses).apply(ConnectOptions::new()),
     };
-    let client = connect
+    let client = encrypted(connect, options)?
         .name(&options.name)
         .custom_inbox_prefix(&options.inbox_prefix)
         .ping_interval(PING_INTERVAL)
@@ -362,6 +389,18 @@ async fn connect(options: &LinkOptions) -> Result<(Client, Events), ConnectError
         .await
         .map_err(|e| ConnectError::Connect { urls: login::shown(&options.urls), problem: describe(&e) })?;
     Ok((client, events))
+}
+
+fn encrypted(connect: ConnectOptions, options: &LinkOptions) -> Result<ConnectOptions, ConnectError> {
+    if !options.tls.is_wanted() {
+        return Ok(connect);
+    }
+    let config = options
+        .tls
+        .config()
+        .map_err(|e| ConnectError::Connect { urls: login::shown(&options.urls), problem: e.to_string() })?;
+    let connect = connect.tls_client_config((*config).clone()).require_tls(true);
+    Ok(if options.tls.first { connect.tls_first() } else { connect })
 }
 
 /// Reads server URLs; at least one.

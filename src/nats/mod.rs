@@ -1,20 +1,24 @@
 //! The only place that names the NATS client library.
 
+pub mod access;
+pub mod ask;
 pub mod bucket;
 pub mod guard;
 pub mod headers;
 pub mod jetstream;
 pub mod lane;
 pub mod link;
-mod login;
+pub mod login;
 pub mod objects;
 pub mod registry;
 pub mod subscriptions;
+pub mod tls;
 
+pub use access::{Access, AccessError};
 pub use async_nats::{PublishError, Subject};
 pub use headers::Headers;
 pub use jetstream::{JetStream, JetStreamError};
-pub use lane::{Block, Lane, Lines, Message, Payload};
+pub use lane::{Block, Lane, Lines, Message, Payload, Unsent};
 pub use link::{ConnectError, Link, LinkOptions, LinkState};
 pub use subscriptions::Subscriptions;
 

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime};
 
+use async_nats::datetime::DateTime;
 use async_nats::jetstream::object_store::{self, ObjectMetadata, ObjectStore};
 use async_nats::jetstream::{self, context};
 use bytes::{Bytes, BytesMut};
@@ -26,9 +27,18 @@ pub const MAX_LISTED: usize = 10_000;
 pub struct Objects {
     link: Link,
     name: String,
-    /// How long objects live, where this end makes the store; `None` where it does not.
-    made_with: Option<Duration>,
+    /// How the store is made where it is missing; `None` where this end does not make it.
+    made_with: Option<Making>,
     open: Arc<Mutex<Option<(u64, ObjectStore)>>>,
+}
+
+/// How a store is made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Making {
+    /// How long objects live.
+    pub max_age: Duration,
+    /// How many servers keep them.
+    pub replicas: usize,
 }
 
 /// Why nothing came of it.
@@ -67,9 +77,9 @@ impl std::fmt::Debug for Objects {
 }
 
 impl Objects {
-    /// A store of this name. Where it is missing when something is put, it is made with objects that live so long.
-    pub fn made_with(link: Link, name: &str, max_age: Duration) -> Self {
-        Self { made_with: Some(max_age), ..Self::there(link, name) }
+    /// A store of this name. Where it is missing when something is put, it is made so.
+    pub fn made_with(link: Link, name: &str, making: Making) -> Self {
+        Self { made_with: Some(making), ..Self::there(link, name) }
     }
 
     /// A store of this name that somebody else makes.
@@ -168,11 +178,11 @@ impl Objects {
         if missing.kind() != context::ObjectStoreErrorKind::GetStore {
             return Err(self.unreachable(&missing));
         }
-        let Some(max_age) = self.made_with else {
+        let Some(Making { max_age, replicas: num_replicas }) = self.made_with else {
             let is_missing = describe(&missing).contains("not found");
             return Err(if is_missing { ObjectsError::Missing } else { self.unreachable(&missing) });
         };
-        let config = object_store::Config { bucket: self.name.clone(), max_age, ..Default::default() };
+        let config = object_store::Config { bucket: self.name.clone(), max_age, num_replicas, ..Default::default() };
         context.create_object_store(config).await.map_err(|error| self.unreachable(&error))
     }
 
@@ -235,7 +245,7 @@ impl ObjectReader {
 }
 
 fn read(info: object_store::ObjectInfo) -> ObjectInfo {
-    let nanos = info.modified.map_or(0, |time| time.unix_timestamp_nanos());
+    let nanos = info.modified.map_or(0, DateTime::unix_timestamp_nanos);
     let modified = SystemTime::UNIX_EPOCH + Duration::from_nanos(u64::try_from(nanos.max(0)).unwrap_or(u64::MAX));
     ObjectInfo { name: info.name, size: info.size as u64, modified, metadata: info.metadata }
 }

@@ -35,7 +35,7 @@ impl Subscriptions {
         index: usize,
         (subject, queue): &(String, Option<&str>),
     ) -> Result<(), ConnectError> {
-        let silent = || ConnectError::Silent(link.options().urls.join(","));
+        let silent = || ConnectError::Silent(link.servers());
         let (client, generation) = link.client();
         if generation != self.generation {
             return Err(silent());

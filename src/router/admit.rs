@@ -158,7 +158,9 @@ pub(super) fn check(
     };
     let elsewhere = known.get("rankpin-body-size").and_then(|size| size.parse().ok());
     let body_size = elsewhere.filter(|_| known.get("rankpin-body").is_some()).unwrap_or(payload.len());
-    let (identity, alias) = alias::resolve(router, &head.tenant, identity)?;
+    // Of workers and ranks only the routers of a pool know.
+    let worker_hint = head.worker_hint.as_deref().filter(|_| !router.is_global());
+    let (identity, alias) = alias::resolve(router, &head.tenant, worker_hint, identity)?;
     // What a router above has been asked for stays visible.
     let asked_above = answers.above.as_ref().and_then(|above| above.alias.clone());
     let alias = asked_above.map(Alias::passed_on).or(alias);
@@ -168,8 +170,7 @@ pub(super) fn check(
         tenant: head.tenant.clone(),
         session,
         group,
-        // Of workers and ranks only the routers of a pool know.
-        worker_hint: head.worker_hint.as_deref().filter(|_| !router.is_global()).map(clip),
+        worker_hint: worker_hint.map(clip),
         rank_hint: head.rank_hint.clone().filter(|_| !router.is_global()),
         pool: head.pool.as_deref().map(clip),
         home: None,

@@ -27,14 +27,19 @@ impl Alias {
     }
 }
 
-/// The request as one for the model that it gets.
-pub fn resolve(router: &Router, tenant: &Tenant, identity: Identity) -> Result<(Identity, Option<Alias>), RouteError> {
+/// The request as one for the model that it gets; `worker` is the one that it asks for.
+pub fn resolve(
+    router: &Router,
+    tenant: &Tenant,
+    worker: Option<&str>,
+    identity: Identity,
+) -> Result<(Identity, Option<Alias>), RouteError> {
     let Some(targets) = router.config.aliases.get(&identity.model) else { return Ok((identity, None)) };
     let under: Vec<_> = targets.iter().map(|target| identity.under(&target.model)).collect();
     let keys: Vec<Vec<PinKey>> =
         under.iter().map(|one| one.lookups().map(|id| PinKey::new(tenant, &one.model, &id)).collect()).collect();
     let by = identity.constant();
-    let asked = Asked { targets, keys: &keys, by: by.as_ref() };
+    let asked = Asked { targets, keys: &keys, by: by.as_ref(), worker };
     let Some(choice) = router.state().choose(asked, Instant::now()) else {
         let models = targets.iter().map(|target| format!("{:?}", target.model.as_str())).collect::<Vec<_>>().join(", ");
         return Err(RouteError::UnknownAlias { alias: identity.model.as_str().to_owned(), models });

@@ -24,7 +24,7 @@ pub async fn serve(router: Arc<Router>, listener: TcpListener) {
 }
 
 async fn ready(State(router): State<Arc<Router>>) -> impl IntoResponse {
-    if router.is_ready() { (StatusCode::OK, "ready\n") } else { (StatusCode::SERVICE_UNAVAILABLE, "not ready\n") }
+    if router.is_ready().await { (StatusCode::OK, "ready\n") } else { (StatusCode::SERVICE_UNAVAILABLE, "not ready\n") }
 }
 
 async fn metrics(State(router): State<Arc<Router>>) -> impl IntoResponse {

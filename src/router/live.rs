@@ -521,6 +521,11 @@ impl Live {
         first
     }
 
+    /// Whether a pool's routers have taken in this attempt.
+    pub fn was_taken(&self) -> bool {
+        self.seen & Once::Taken as u8 != 0
+    }
+
     /// Sends mail. A request at rest gets a task for it; one that has ended reads none.
     pub fn send(&mut self, mail: Mail) {
         self.start_task();

@@ -21,6 +21,21 @@ use crate::wire::event::{Finished, Outcome};
 /// How often one kind of warning is written to the log at most.
 const WARN_EVERY: Duration = Duration::from_secs(10);
 
+/// Every kind of message that may be unreadable.
+const MALFORMED: [&str; 11] = [
+    "router_kv",
+    "kv",
+    "job",
+    "job_delivery",
+    "load",
+    "late_request",
+    "inbox",
+    "event",
+    "pin_key",
+    "pin",
+    "registration",
+];
+
 /// One label: what ended a request.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct OutcomeLabel {
@@ -163,7 +178,7 @@ impl Metrics {
         let queue = QueueMetrics::register(&mut registry);
         let gauges = Gauges::register(&mut registry);
         let jobs = JobMetrics::register(&mut registry);
-        Self {
+        let metrics = Self {
             registry,
             admitted,
             dispatched,
@@ -187,6 +202,23 @@ impl Metrics {
             prompt_tokens,
             cached_tokens,
             warned: Mutex::new(None),
+        };
+        metrics.begin_at_zero();
+        metrics
+    }
+
+    /// What goes wrong is counted from the start: a counter that first shows itself at 1 has not grown, to whoever watches
+    /// it, and the first fault would wake nobody.
+    fn begin_at_zero(&self) {
+        use Failure::{AcceptTimeout, Draining, NoResponders, NotThere, Overloaded};
+        for failure in [NoResponders, AcceptTimeout, Overloaded, Draining, NotThere].map(failure_word) {
+            drop(self.failures.get_or_create(&FailureLabel { failure }));
+        }
+        for kind in ["claimed", "completed", "confirmed"] {
+            drop(self.pins_written.get_or_create(&KindLabel { kind }));
+        }
+        for kind in MALFORMED {
+            drop(self.malformed.get_or_create(&KindLabel { kind }));
         }
     }
 
@@ -221,14 +253,7 @@ impl Metrics {
 
     /// An attempt was not accepted.
     pub fn attempt_failed(&self, failure: Failure) {
-        let failure = match failure {
-            Failure::NoResponders => "no_responders",
-            Failure::AcceptTimeout => "accept_timeout",
-            Failure::Overloaded => "overloaded",
-            Failure::Draining => "draining",
-            Failure::NotThere => "not_there",
-        };
-        self.failures.get_or_create(&FailureLabel { failure }).inc();
+        self.failures.get_or_create(&FailureLabel { failure: failure_word(failure) }).inc();
     }
 
     /// A request for an alias got a model.
@@ -250,6 +275,7 @@ impl Metrics {
 
     /// Something could not be read.
     pub fn malformed(&self, kind: &'static str) {
+        debug_assert!(MALFORMED.contains(&kind), "{kind} is none of the kinds that are counted from the start");
         self.malformed.get_or_create(&KindLabel { kind }).inc();
     }
 
@@ -272,6 +298,16 @@ impl Metrics {
         let mut text = String::new();
         text::encode(&mut text, &self.registry).expect("writing to a string cannot fail");
         text
+    }
+}
+
+fn failure_word(failure: Failure) -> &'static str {
+    match failure {
+        Failure::NoResponders => "no_responders",
+        Failure::AcceptTimeout => "accept_timeout",
+        Failure::Overloaded => "overloaded",
+        Failure::Draining => "draining",
+        Failure::NotThere => "not_there",
     }
 }
 
@@ -299,5 +335,24 @@ impl Gauges {
         registry.register("slow_consumer_events", "Full subscriptions", gauges.slow_consumers.clone());
         registry.register("nats_connects", "Times that a connection came to stand", gauges.reconnects.clone());
         gauges
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_goes_wrong_is_counted_from_the_start() {
+        let text = Metrics::new().encode();
+        for series in [
+            "attempts_failed_total{failure=\"no_responders\"}",
+            "pins_written_total{kind=\"claimed\"}",
+            "malformed_total{kind=\"registration\"}",
+            "queue_left_total{how=\"full\"}",
+            "job_deliveries_total{end=\"dead\"}",
+        ] {
+            assert!(text.contains(&format!("rankpin_router_{series} 0\n")), "{series} is missing:\n{text}");
+        }
     }
 }

@@ -19,6 +19,8 @@ use crate::wire::subject::Subjects;
 /// How long the routers of a pool may be silent about a request that a worker has: then it counts as ended. They speak
 /// every [`super::ticks::PROGRESS_EVERY`].
 const SILENT_AFTER: Duration = Duration::from_secs(30);
+/// The same about a request that they have taken in and no worker has: then it is tried elsewhere.
+const SILENT_WAITING: Duration = Duration::from_secs(12);
 /// Refusals of one pool that say nothing of another.
 const NOT_THERE: [&str; 4] = ["unknown_model", "unknown_worker", "unknown_pool", "rank_out_of_range"];
 
@@ -46,6 +48,15 @@ impl State {
                 .is_some_and(|at| at.pool && at.accepted && now.saturating_duration_since(at.heard) > SILENT_AFTER);
             if silent && live.first(Once::Ended) {
                 live.send(Mail::Finished(Box::new(Finished::outcome(Outcome::Error))));
+            }
+            // The router that had it in its queue may have died: nobody would tell before the request's timeout.
+            let forgotten = live.was_taken()
+                && live
+                    .at
+                    .as_ref()
+                    .is_some_and(|at| !at.accepted && now.saturating_duration_since(at.heard) > SILENT_WAITING);
+            if forgotten && live.first(Once::Lost) {
+                live.send(Mail::WorkerLost);
             }
         });
     }

@@ -40,6 +40,9 @@ impl QueueMetrics {
     /// All at zero.
     pub fn register(registry: &mut Registry) -> Self {
         let left = Family::<HowLabel, Counter>::default();
+        for how in ["granted", "timed_out", "displaced", "full"] {
+            drop(left.get_or_create(&HowLabel { how }));
+        }
         registry.register("queue_left", "Requests that waited for room, or were to, by how that ended", left.clone());
         let waited = Histogram::new(WAITED_S);
         registry.register("queue_wait_seconds", "How long requests waited that got a place", waited.clone());

@@ -178,11 +178,14 @@ impl Request {
             }
             self.leave()?;
         }
+        // A request that may not wait at all is still placed where there is room at once.
+        let mut first = self.last_failure.is_none();
         loop {
             let answer = match asked.take() {
                 Some(asked) => asked,
-                None => self.ask_again().await?,
+                None => self.ask_again(first).await?,
             };
+            first = false;
             let Some((decision, basis)) = self.wait_for(answer).await? else { continue };
             self.basis = basis;
             self.continued = self.find_continued();
@@ -194,15 +197,15 @@ impl Request {
         }
     }
 
-    /// Asks for a placement, where the request still may.
-    async fn ask_again(&mut self) -> Result<Asked, RouteError> {
+    /// Asks for a placement, where the request still may; for the first time it always may.
+    async fn ask_again(&mut self, first: bool) -> Result<Asked, RouteError> {
         if self.cancelled {
             return Err(RouteError::Cancelled);
         }
         if let Some((_, ms)) = self.deadline.filter(|(at, _)| Instant::now() >= *at) {
             return Err(RouteError::Deadline(ms));
         }
-        if Instant::now() >= self.accept_until {
+        if !first && Instant::now() >= self.accept_until {
             return Err(self.timed_out());
         }
         Ok(self.ask_now())
@@ -318,6 +321,7 @@ impl Request {
                     return Ok(Attempted::Ended(Finished::outcome(outcome)));
                 }
                 Mail::NoResponders | Mail::WorkerLost if self.cancelled => return Err(RouteError::Cancelled),
+                Mail::WorkerLost if self.router.is_global() => return self.silent(decision),
                 Mail::NoResponders | Mail::WorkerLost => return Ok(Attempted::Failed(Failure::NoResponders, None)),
                 Mail::Rejected(_) if self.cancelled => return Err(RouteError::Cancelled),
                 Mail::Rejected(rejection) => return Ok(self.refusal(*rejection)),

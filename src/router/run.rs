@@ -16,7 +16,7 @@ use crate::config::{Level, Listen, RouterConfig};
 use crate::core::id::WorkerId;
 use crate::core::mode::{AffinityMode, Provision};
 use crate::nats::bucket::{Bucket, BucketInfo, Look};
-use crate::nats::{ConnectError, JetStream, Lane, Lines, Link, LinkOptions, Payload};
+use crate::nats::{AccessError, ConnectError, JetStream, Lane, Lines, Link, LinkOptions, Payload};
 use crate::wire::header;
 use crate::wire::subject::Subjects;
 
@@ -39,6 +39,9 @@ pub enum RouterError {
     /// No connection, or missing permissions.
     #[error(transparent)]
     Connect(#[from] ConnectError),
+    /// It is not clear where or as whom to connect.
+    #[error(transparent)]
+    Access(#[from] AccessError),
     /// The server has no JetStream.
     #[error(
         "the NATS server at {urls} has no JetStream ({problem}): start it with -js, or enable JetStream for this account"
@@ -106,7 +109,8 @@ struct Running {
 async fn start(config: RouterConfig) -> Result<Running, RouterError> {
     let subjects = Subjects::new(config.namespace.clone());
     let listener = listen(config.listen).await?;
-    let options = |role: &str| link_options(&config, &subjects, role);
+    let link = config.access.link("rankpin router")?;
+    let options = |role: &str| link_options(&link, &subjects, role);
     let hot = HotThread::start().map_err(RouterError::Thread)?;
     let intake = hot.run(Lane::open(options("intake"))).await?;
     let dispatch = hot.run(Lane::open(options("dispatch"))).await?;
@@ -193,11 +197,8 @@ async fn listen(listen: Listen) -> Result<Option<TcpListener>, RouterError> {
     }
 }
 
-fn link_options(config: &RouterConfig, subjects: &Subjects, role: &str) -> LinkOptions {
-    let mut options = LinkOptions::new(&config.nats_url, &format!("rankpin router {role}"));
-    options.creds.clone_from(&config.creds);
-    options.inbox_prefix = subjects.router_inbox_prefix();
-    options
+fn link_options(link: &LinkOptions, subjects: &Subjects, role: &str) -> LinkOptions {
+    LinkOptions { name: format!("rankpin router {role}"), inbox_prefix: subjects.router_inbox_prefix(), ..link.clone() }
 }
 
 /// Makes a bucket that is missing, where that is wanted. One that is there is never changed.
@@ -218,7 +219,7 @@ async fn provide(bucket: &Bucket, max_age: Duration, config: &RouterConfig) -> R
             Look::Missing if made => return Err(failed("made", "it is not there after it was made".into())),
             Look::Missing => {
                 made = true;
-                if let Err(error) = bucket.create(1, max_age, config.replicas).await {
+                if let Err(error) = bucket.create_on(config.replicas, 1, max_age).await {
                     bucket.link().check_permissions()?;
                     // Another router may have made it at the same moment.
                     if !matches!(bucket.look().await, Look::There(_)) {

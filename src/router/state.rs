@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::sync::{Arc, Mutex, MutexGuard};
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use rand::SeedableRng as _;
 use rand::rngs::StdRng;
@@ -29,6 +29,9 @@ use crate::core::queue::{Priority, Queues};
 use crate::core::worker::WorkerKind;
 use crate::nats::Lane;
 use crate::wire::subject::Subjects;
+
+/// How long the server may take to answer a router that wants to know whether it is ready.
+const READY_WITHIN: Duration = Duration::from_secs(1);
 
 /// A router, shared by its tasks.
 pub struct Router {
@@ -255,10 +258,11 @@ impl Router {
         self.state.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
-    /// Whether requests can be routed.
-    pub fn is_ready(&self) -> bool {
-        let connected = self.intake.is_connected() && self.dispatch.is_connected();
-        connected && self.taking.load(std::sync::atomic::Ordering::Relaxed)
+    /// Whether requests can be routed: it takes them, and both connections of their way carry messages. One that stands may
+    /// still lead to a server that is frozen or cut off.
+    pub async fn is_ready(&self) -> bool {
+        self.taking.load(std::sync::atomic::Ordering::Relaxed)
+            && tokio::join!(self.intake.answers(READY_WITHIN), self.dispatch.answers(READY_WITHIN)) == (true, true)
     }
 
     /// Places a request, or queues it.

@@ -15,8 +15,12 @@ pub const PROGRESS: &str = "progress";
 /// `Rankpin-Event: finished`.
 pub const FINISHED: &str = "finished";
 
-/// Longest code word or message that is taken over from a worker, in bytes.
+/// Longest message that is taken over from a worker, in bytes.
 pub const MAX_ERROR_TEXT_BYTES: usize = 4096;
+/// Longest code word that is taken over from a worker, in bytes.
+pub const MAX_CODE_WORD_BYTES: usize = 64;
+/// What a rejection can mean to a frontend: statuses of errors.
+const ERROR_STATUSES: std::ops::RangeInclusive<u16> = 400..=599;
 
 /// One lifecycle event.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -121,13 +125,19 @@ impl Event {
 impl Rejection {
     fn read<'h>(find: impl Fn(&'static str) -> Option<&'h str>, payload: &[u8]) -> Self {
         // A rejection without a readable code means the same as 503: somebody else may take it.
-        let status = find(header::SERVICE_ERROR_CODE).and_then(|code| code.parse().ok()).unwrap_or(503);
-        let code = clip(find(header::SERVICE_ERROR).unwrap_or("rejected"));
+        let status = find(header::SERVICE_ERROR_CODE).and_then(|code| code.parse().ok());
+        let status = status.filter(|status| ERROR_STATUSES.contains(status)).unwrap_or(503);
+        let code = find(header::SERVICE_ERROR).filter(|word| is_code_word(word)).unwrap_or("rejected").to_owned();
         let message = super::reply::error_message(payload)
             .map_or_else(|| format!("the worker refused the request: {code}"), |message| clip(&message));
         let retry_after_s = find(header::RETRY_AFTER).and_then(|seconds| seconds.parse().ok());
         Self { status, code, message, retry_after_s }
     }
+}
+
+/// Whether this can be a code word: it stands in a header, in JSON, and perhaps in somebody's switch.
+fn is_code_word(word: &str) -> bool {
+    word.len() <= MAX_CODE_WORD_BYTES && word.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"_-.".contains(&byte))
 }
 
 fn clip(text: &str) -> String {
@@ -169,5 +179,23 @@ mod tests {
                 retry_after_s: None,
             }))
         );
+    }
+
+    /// What a worker says goes to a frontend: no status that is no error, no word that is none.
+    #[test]
+    fn what_a_rejection_may_say() {
+        let long = "x".repeat(MAX_CODE_WORD_BYTES + 1);
+        let words = ["200", "0", "399", "600", "65536", "-1", "x", ""];
+        for status in words {
+            let headers = [("Rankpin-Event", "rejected"), ("Nats-Service-Error-Code", status)];
+            let Ok(Event::Rejected(rejection)) = read(&headers, "") else { panic!("{status}") };
+            assert_eq!((rejection.status, rejection.code.as_str()), (503, "rejected"), "{status}");
+        }
+        for (word, told) in [("too_long", "too_long"), (&long, "rejected"), ("a b", "rejected"), ("ü", "rejected")] {
+            let headers =
+                [("Rankpin-Event", "rejected"), ("Nats-Service-Error-Code", "400"), ("Nats-Service-Error", word)];
+            let Ok(Event::Rejected(rejection)) = read(&headers, "") else { panic!("{word}") };
+            assert_eq!((rejection.status, rejection.code.as_str()), (400, told), "{word}");
+        }
     }
 }

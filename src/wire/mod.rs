@@ -5,6 +5,7 @@
 
 pub mod body;
 pub mod claim;
+pub mod drain;
 pub mod event;
 pub mod header;
 pub mod identity;

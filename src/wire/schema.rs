@@ -5,6 +5,7 @@ use schemars::{JsonSchema, SchemaGenerator, generate::SchemaSettings};
 /// File name and text of each schema, sorted by name.
 pub fn all() -> Vec<(&'static str, String)> {
     vec![
+        ("drain.json", of::<super::drain::DrainAnswer>("A worker's answer on {ns}.worker.{worker}.drain")),
         ("error.json", of::<super::reply::ErrorBody>("An error's payload on the reply stream")),
         ("finished.json", of::<super::event::Finished>("Payload of the lifecycle event finished")),
         (

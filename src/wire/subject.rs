@@ -92,6 +92,11 @@ impl Subjects {
         format!("{}.worker.{worker}.cancel", self.ns)
     }
 
+    /// `{ns}.worker.{worker}.drain`, where operators ask a worker to drain.
+    pub fn worker_drain(&self, worker: &WorkerId) -> String {
+        format!("{}.worker.{worker}.drain", self.ns)
+    }
+
     /// `{ns}.cancel.{request_id}`.
     pub fn cancel(&self, request: &RequestId) -> String {
         format!("{}.cancel.{request}", self.ns)

@@ -34,10 +34,16 @@ pub enum CancelReason {
     Asked,
     /// The worker stops and the request did not end in time.
     Stopping,
+    /// Nobody listens to its replies any more.
+    Abandoned,
+    /// The engine has begun its answer and then said nothing for too long.
+    Idle,
 }
 
 const ASKED: u8 = 1;
 const STOPPING: u8 = 2;
+const ABANDONED: u8 = 3;
+const IDLE: u8 = 4;
 
 impl CancelToken {
     /// Why the request is to be given up; `None` while it is not.
@@ -45,6 +51,8 @@ impl CancelToken {
         match self.0.reason.load(Ordering::Acquire) {
             ASKED => Some(CancelReason::Asked),
             STOPPING => Some(CancelReason::Stopping),
+            ABANDONED => Some(CancelReason::Abandoned),
+            IDLE => Some(CancelReason::Idle),
             _ => None,
         }
     }
@@ -62,10 +70,12 @@ impl CancelToken {
         }
     }
 
-    fn cancel(&self, reason: CancelReason) {
+    pub(super) fn cancel(&self, reason: CancelReason) {
         let reason = match reason {
             CancelReason::Asked => ASKED,
             CancelReason::Stopping => STOPPING,
+            CancelReason::Abandoned => ABANDONED,
+            CancelReason::Idle => IDLE,
         };
         // The first reason stands.
         let _ = self.0.reason.compare_exchange(0, reason, Ordering::AcqRel, Ordering::Acquire);
@@ -81,8 +91,8 @@ pub(super) struct Cancels {
 
 #[derive(Debug, Default)]
 struct Inner {
-    // Two frontends may choose the same request id, so one key may stand for several requests; they share a token.
-    held: HashMap<AttemptKey, (CancelToken, usize)>,
+    // Two frontends may choose the same request id, so one key may stand for several requests; a cancel is for all.
+    held: HashMap<AttemptKey, Vec<CancelToken>>,
     recent: HashMap<AttemptKey, Instant>,
     by_age: VecDeque<(AttemptKey, Instant)>,
 }
@@ -105,9 +115,9 @@ impl Held {
 impl Drop for Held {
     fn drop(&mut self) {
         let mut inner = self.cancels.lock();
-        if let Some((_, count)) = inner.held.get_mut(&self.key) {
-            *count -= 1;
-            if *count == 0 {
+        if let Some(tokens) = inner.held.get_mut(&self.key) {
+            tokens.retain(|token| !Arc::ptr_eq(&token.0, &self.token.0));
+            if tokens.is_empty() {
                 inner.held.remove(&self.key);
             }
         }
@@ -124,17 +134,16 @@ impl Cancels {
         {
             return None;
         }
-        let entry = inner.held.entry(key.clone()).or_default();
-        entry.1 += 1;
-        let token = entry.0.clone();
+        let token = CancelToken::default();
+        inner.held.entry(key.clone()).or_default().push(token.clone());
         Some(Held { cancels: Arc::clone(self), key, token })
     }
 
     /// A cancel came in.
     pub(super) fn cancel(&self, key: AttemptKey, now: Instant) {
         let mut inner = self.lock();
-        if let Some((token, _)) = inner.held.get(&key) {
-            token.cancel(CancelReason::Asked);
+        if let Some(tokens) = inner.held.get(&key) {
+            tokens.iter().for_each(|token| token.cancel(CancelReason::Asked));
             return;
         }
         inner.remember(key, now);
@@ -143,10 +152,9 @@ impl Cancels {
     /// Gives up everything that is held. Returns how much that was.
     pub(super) fn stop_all(&self) -> usize {
         let inner = self.lock();
-        for (token, _) in inner.held.values() {
-            token.cancel(CancelReason::Stopping);
-        }
-        inner.held.values().map(|(_, count)| count).sum()
+        let tokens = inner.held.values().flatten();
+        tokens.clone().for_each(|token| token.cancel(CancelReason::Stopping));
+        tokens.count()
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Inner> {
@@ -192,6 +200,20 @@ mod tests {
         assert_eq!(first.token().reason(), Some(CancelReason::Asked), "the first reason stands");
         assert_eq!(second.token().reason(), Some(CancelReason::Stopping));
         drop(first);
+        drop(second);
+        assert!(cancels.lock().held.is_empty());
+    }
+
+    #[test]
+    fn a_cancel_meets_all_of_one_id_and_what_happens_to_one_of_them_no_other() {
+        let (cancels, now) = (Arc::new(Cancels::default()), Instant::now());
+        let held = || cancels.enter(key("r", 1), now).expect("not cancelled");
+        let (first, second) = (held(), held());
+        first.token().cancel(CancelReason::Abandoned);
+        assert_eq!(second.token().reason(), None);
+        drop(first);
+        cancels.cancel(key("r", 1), now);
+        assert_eq!(second.token().reason(), Some(CancelReason::Asked));
         drop(second);
         assert!(cancels.lock().held.is_empty());
     }

@@ -2,7 +2,7 @@
 //!
 //! It has a connection of its own. Whoever may publish here may send a header block that kills the client library's
 //! connection task; then this connection is made anew, and the registration, events and replies, which go out on
-//! another one, are none the wiser.
+//! others, are none the wiser.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -29,7 +29,7 @@ const MAX_TASKS: usize = 2 * MAX_HELD;
 const RETRY_AFTER: Duration = Duration::from_millis(200);
 
 /// Place of the first rank's subscription.
-const FIRST_RANK: usize = 2;
+const FIRST_RANK: usize = 3;
 
 /// What a worker subscribes to. The place of a subscription tells what its messages are.
 #[derive(Debug)]
@@ -43,11 +43,16 @@ pub(super) struct Wanted {
 enum Kind {
     Dispatch(Option<DpRank>),
     Cancel,
+    Drain,
 }
 
 impl Wanted {
     pub(super) fn new(subjects: &Subjects, worker: &WorkerId, ranks: RankRange) -> Self {
-        let mut wanted = vec![(subjects.worker_cancel(worker), None), (subjects.any(worker), Some(ANY_QUEUE))];
+        let mut wanted = vec![
+            (subjects.worker_cancel(worker), None),
+            (subjects.any(worker), Some(ANY_QUEUE)),
+            (subjects.worker_drain(worker), None),
+        ];
         wanted.extend(ranks.iter().map(|rank| (subjects.rank(worker, rank), None)));
         Self { ranks, subjects: wanted }
     }
@@ -80,6 +85,7 @@ impl Wanted {
         match index {
             0 => Kind::Cancel,
             1 => Kind::Dispatch(None),
+            2 => Kind::Drain,
             _ => Kind::Dispatch(Some(self.ranks.at((index - FIRST_RANK) as u64))),
         }
     }
@@ -131,7 +137,7 @@ pub(super) async fn read<E: Engine>(
 async fn changed(served: &mut watch::Receiver<Vec<bool>>) {
     if served.changed().await.is_err() {
         // The worker is dropped, and this with it.
-        std::future::pending().await
+        std::future::pending::<()>().await;
     }
 }
 
@@ -154,6 +160,10 @@ async fn open_again(link: &Link, wanted: &Wanted, mut dead: u64) -> Subscription
 fn take<E: Engine>(service: &Arc<Service<E>>, tasks: &mut JoinSet<()>, kind: Kind, message: Inbound) {
     match kind {
         Kind::Cancel => cancel(service, &message),
+        Kind::Drain => {
+            let service = Arc::clone(service);
+            tasks.spawn(async move { service.answer_drain(message).await });
+        }
         Kind::Dispatch(rank) => {
             if tasks.len() >= MAX_TASKS {
                 // Not even a refusal can be sent in time; the router hears nothing and tries elsewhere.
@@ -187,7 +197,7 @@ fn dispatch<E: Engine>(service: &Arc<Service<E>>, tasks: &mut JoinSet<()>, rank:
             }
         }
         Err(problem @ DispatchError::Id(_)) => {
-            let events = Events::new(service.out.clone(), reply);
+            let events = Events::new(service.outlet.clone(), reply);
             tasks.spawn(async move { events.rejected(&Refusal::invalid(problem.to_string())).await });
         }
         Err(problem @ DispatchError::Subject(_)) => debug!(%problem, "dropped a request"),

@@ -11,6 +11,8 @@ pub mod cancel;
 mod dispatch;
 pub mod engine;
 mod intake;
+mod interest;
+mod outlet;
 mod registration;
 pub mod replies;
 mod reports;
@@ -21,6 +23,7 @@ mod slots;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::FutureExt as _;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tracing::{info, warn};
@@ -36,6 +39,7 @@ pub use slots::MAX_HELD;
 use self::bodies::Bodies;
 use self::cancel::Cancels;
 use self::intake::Wanted;
+use self::outlet::Outlet;
 use self::registration::{Keeper, Phase};
 use self::serve::Service;
 use self::slots::Slots;
@@ -47,6 +51,8 @@ use crate::wire::subject::Subjects;
 
 /// How long a drained worker goes on refusing, so that every router has seen that it drains.
 const LINGER: Duration = Duration::from_millis(500);
+/// How long an engine may be silent in the middle of an answer, where nothing is said.
+pub const STREAM_IDLE_TIMEOUT: Duration = Duration::from_secs(60);
 /// How long deleting the key and sending out what is left may take at the end.
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -75,6 +81,9 @@ pub struct WorkerOptions {
     pub block_size: Option<u32>,
     /// Blocks in each rank's prefix cache.
     pub kv_blocks: Option<u64>,
+    /// How long an engine that has begun an answer may send no part of it; then the request is given up and ends in an
+    /// error.
+    pub stream_idle_timeout: Duration,
 }
 
 impl WorkerOptions {
@@ -99,6 +108,7 @@ impl WorkerOptions {
             max_inflight: None,
             block_size: None,
             kv_blocks: None,
+            stream_idle_timeout: STREAM_IDLE_TIMEOUT,
         }
     }
 
@@ -157,9 +167,13 @@ pub struct Worker {
     served: watch::Sender<Vec<bool>>,
     slots: Arc<Slots>,
     cancels: Arc<Cancels>,
+    asked: watch::Receiver<bool>,
     intake: Link,
-    out: Link,
+    store: Link,
+    outlet: Outlet,
     tasks: JoinSet<Result<(), WorkerError>>,
+    /// Drives the outlet. It ends after everything that speaks.
+    _driver: JoinSet<()>,
 }
 
 /// How a drain went.
@@ -177,9 +191,14 @@ impl Worker {
         let registration = options.registration(&instance);
         registration.check().map_err(WorkerError::Invalid)?;
         let subjects = Subjects::new(options.namespace);
-        let [intake, out] = [Link::open(options.link.clone()).await?, Link::open(options.link).await?];
+        let [intake, store] = [Link::open(options.link.clone()).await?, Link::open(options.link.clone()).await?];
+        let outlet = Outlet::open(options.link).await?;
+        let mut driver = JoinSet::new();
+        driver.spawn(outlet.clone().drive());
+        // Tells too whether this user may subscribe to the outlet's subject.
+        outlet.barrier().await?;
 
-        let registry = Registry::new(out.clone(), subjects.workers_bucket(), options.worker.as_str().into());
+        let registry = Registry::new(store.clone(), subjects.workers_bucket(), options.worker.as_str().into());
         let mut keeper = Keeper::wait_for_name(registry, registration).await?;
         let wanted = Wanted::new(&subjects, &options.worker, options.ranks);
         let subscriptions = wanted.open(&intake).await?;
@@ -187,31 +206,45 @@ impl Worker {
         info!(worker = %options.worker, instance, "registered");
 
         let load_subject = subjects.load(&options.worker);
+        let (ask, asked) = watch::channel(false);
+        let (phase, told) = watch::channel(Phase::Ready);
         let service = Arc::new(Service {
             engine,
-            bodies: Bodies::new(out.clone(), &subjects),
+            bodies: Bodies::new(store.clone(), &subjects),
             subjects: subjects.clone(),
             worker: options.worker.clone(),
-            out: out.clone(),
+            store: store.clone(),
+            outlet: outlet.clone(),
+            stream_idle_timeout: options.stream_idle_timeout,
             slots: Arc::new(Slots::new(options.ranks, options.max_inflight)),
             cancels: Arc::default(),
+            instance: instance.clone(),
+            phase: phase.clone(),
+            drain_asked: ask,
         });
-        let (phase, told) = watch::channel(Phase::Ready);
         let (slots, cancels) = (Arc::clone(&service.slots), Arc::clone(&service.cancels));
         let mut tasks = JoinSet::new();
         tasks.spawn(keeper.keep(told.clone()));
         let (served, ranks) = watch::channel(vec![true; options.ranks.size() as usize]);
         let reading = intake::read(Arc::clone(&service), intake.clone(), wanted, subscriptions, told, ranks);
-        tasks.spawn(async move {
-            reading.await;
-            Ok(())
-        });
+        tasks.spawn(reading.map(Ok));
         let reporting = reports::report(service, instance.clone(), load_subject);
-        tasks.spawn(async move {
-            reporting.await;
-            Ok(())
-        });
-        Ok(Self { instance, worker: options.worker, subjects, phase, served, slots, cancels, intake, out, tasks })
+        tasks.spawn(reporting.map(Ok));
+        Ok(Self {
+            instance,
+            worker: options.worker,
+            subjects,
+            phase,
+            served,
+            slots,
+            cancels,
+            asked,
+            intake,
+            store,
+            outlet,
+            tasks,
+            _driver: driver,
+        })
     }
 
     /// Id of this process, as it is registered.
@@ -252,7 +285,20 @@ impl Worker {
 
     /// Where this worker's caches are told of.
     pub fn caches(&self) -> Caches {
-        Caches::new(self.out.clone(), self.subjects.clone(), self.worker.clone(), self.instance.clone())
+        Caches::new(self.store.clone(), self.subjects.clone(), self.worker.clone(), self.instance.clone())
+    }
+
+    /// Returns once an operator has asked this worker to drain (`rankpin drain`); it has been answered that the worker
+    /// does. From then on new requests are refused: whoever hosts the worker calls [`Worker::drain`] and ends, as after
+    /// a SIGTERM. Never returns where nobody asks; may be dropped and called again.
+    pub fn drain_asked(&self) -> impl Future<Output = ()> + Send + use<> {
+        let mut asked = self.asked.clone();
+        async move {
+            if asked.wait_for(|asked| *asked).await.is_err() {
+                // The worker itself has ended; whoever waits for that hears of it elsewhere.
+                std::future::pending::<()>().await;
+            }
+        }
     }
 
     /// Leaves: registered as draining at once, new dispatches are refused, running requests end or, after `timeout`,
@@ -296,8 +342,9 @@ impl Worker {
 
     /// Waits until the server has seen all that this worker did: subscriptions have ended, messages are out.
     async fn settle(&self) -> Result<(), WorkerError> {
-        for link in [&self.intake, &self.out] {
-            match link.barrier().await {
+        let round_trips = [self.intake.barrier().await, self.store.barrier().await, self.outlet.barrier().await];
+        for round_trip in round_trips {
+            match round_trip {
                 // What the server did not allow was told of when it was tried; the round trip is what counts here.
                 Ok(()) | Err(ConnectError::Permissions(_)) => (),
                 Err(error) => return Err(error.into()),

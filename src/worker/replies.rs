@@ -2,25 +2,26 @@
 //! (section 6.1).
 
 use std::borrow::Cow;
-use std::time::Duration;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 
 use super::cancel::{CancelReason, CancelToken};
 use super::dispatch::Dispatch;
 use super::engine::Refusal;
+use super::interest::Listener;
+use super::outlet::Outlet;
 use super::results::Results;
 use crate::core::id::{DpRank, RequestId, WorkerId};
-use crate::nats::{Headers, Link, Subject};
+use crate::nats::{Headers, Lines, Link, Subject};
 use crate::wire::Encoding;
 use crate::wire::event::{self, Finished};
 use crate::wire::header;
 use crate::wire::reply::ErrorBody;
 use crate::wire::subject::Subjects;
 
-/// How long the client library may take to accept one message. It takes none for long only while there is no
-/// connection and its queue is full.
-const SEND_TIMEOUT: Duration = Duration::from_secs(30);
 /// Seconds after which a frontend may try again, with 429 and 503.
 const RETRY_AFTER_S: &str = "1";
 
@@ -46,11 +47,14 @@ pub enum ReplyError {
     Unreachable(String),
 }
 
-/// The reply stream of one request, in order. Each send waits until the client library has taken the message, so a
-/// fast engine is held back by a slow connection.
+/// The reply stream of one request, in order. Each send waits until there is room for the message, so a fast engine is held
+/// back by a slow connection.
 #[derive(Debug)]
 pub struct ReplyStream {
-    link: Link,
+    outlet: Outlet,
+    /// Whether anybody listens; asked from the first part on.
+    listener: Option<Listener>,
+    pulse: Pulse,
     to: To,
     id: RequestId,
     attempt: u32,
@@ -86,18 +90,20 @@ enum Place {
 
 impl ReplyStream {
     pub(super) fn new(
-        link: Link,
+        (outlet, store): (Outlet, &Link),
         worker: WorkerId,
         dispatch: &mut Dispatch,
         cancel: CancelToken,
         subjects: &Subjects,
     ) -> Self {
-        let to = match Results::of(dispatch, subjects, &link) {
+        let to = match Results::of(dispatch, subjects, store) {
             Some(results) => To::Results(Box::new(results)),
             None => dispatch.reply_to.take().map_or(To::Nobody, To::Inbox),
         };
         Self {
-            link,
+            outlet,
+            listener: None,
+            pulse: Pulse::default(),
             to,
             id: dispatch.id.clone(),
             attempt: dispatch.attempt,
@@ -146,6 +152,11 @@ impl ReplyStream {
             To::Inbox(_) => self.seq > 0,
             To::Results(_) => self.ended,
         }
+    }
+
+    /// When the engine last sent a part of its answer.
+    pub(super) fn pulse(&self) -> Pulse {
+        self.pulse.clone()
     }
 
     /// Whether it is a durable job.
@@ -228,13 +239,22 @@ impl ReplyStream {
         if self.ended {
             return Err(ReplyError::Ended);
         }
-        let (size, max) = (headers.wire_len() + payload.len(), self.link.max_payload());
+        // While it waits for room, or for a stream to store it, it is not the engine that is silent.
+        self.pulse.pause();
+        let (size, max) = (headers.wire_len() + payload.len(), self.outlet.max_payload());
         let fits = if size > max { Err(ReplyError::TooLarge { size, max }) } else { Ok(()) };
         let sent = match &self.to {
             To::Nobody => Ok(()),
             To::Inbox(to) => {
                 fits?;
-                deliver(&self.link, to, headers, payload).await
+                let question = match place {
+                    Place::Middle => {
+                        let listener = self.listener.get_or_insert_with(|| self.outlet.listener(self.cancel.clone()));
+                        listener.ask(Instant::now())
+                    }
+                    Place::Last => None,
+                };
+                self.outlet.publish(to, question.as_deref(), &Lines::from(&headers), &payload).await
             }
             To::Results(results) => {
                 fits?;
@@ -248,7 +268,53 @@ impl ReplyStream {
         sent.map_err(ReplyError::Unreachable)?;
         self.seq += 1;
         self.ended = place == Place::Last;
+        self.pulse.beat(place);
         Ok(())
+    }
+}
+
+/// When a reply stream last grew, told to whoever watches over it.
+#[derive(Debug, Clone)]
+pub(super) struct Pulse {
+    start: Instant,
+    /// Milliseconds from `start` to the last part; [`Pulse::SILENT`] where there is none, or nothing is to come.
+    at: Arc<AtomicU64>,
+}
+
+impl Default for Pulse {
+    fn default() -> Self {
+        Self { start: Instant::now(), at: Arc::new(AtomicU64::new(Self::SILENT)) }
+    }
+}
+
+impl Pulse {
+    const SILENT: u64 = u64::MAX;
+
+    fn pause(&self) {
+        self.at.store(Self::SILENT, Ordering::Relaxed);
+    }
+
+    fn beat(&self, place: Place) {
+        let at = match place {
+            Place::Middle => u64::try_from(self.start.elapsed().as_millis()).unwrap_or(Self::SILENT),
+            Place::Last => Self::SILENT,
+        };
+        self.at.store(at, Ordering::Relaxed);
+    }
+
+    /// Returns once an answer has begun and then not grown for so long. Dropping the future loses nothing.
+    pub async fn stopped(&self, limit: Duration) {
+        loop {
+            let at = self.at.load(Ordering::Relaxed);
+            let until = match at {
+                Self::SILENT => Instant::now() + limit,
+                at => self.start + Duration::from_millis(at) + limit,
+            };
+            if at != Self::SILENT && until <= Instant::now() {
+                return;
+            }
+            tokio::time::sleep_until(until.into()).await;
+        }
     }
 }
 
@@ -256,13 +322,13 @@ impl ReplyStream {
 /// failures are only logged.
 #[derive(Debug)]
 pub(super) struct Events {
-    link: Link,
+    outlet: Outlet,
     to: Option<Subject>,
 }
 
 impl Events {
-    pub(super) fn new(link: Link, to: Option<Subject>) -> Self {
-        Self { link, to }
+    pub(super) fn new(outlet: Outlet, to: Option<Subject>) -> Self {
+        Self { outlet, to }
     }
 
     pub(super) async fn accepted(&self) {
@@ -287,7 +353,7 @@ impl Events {
     async fn tell(&self, kind: &str, mut headers: Headers, payload: Bytes) {
         let Some(to) = &self.to else { return };
         headers.set(header::EVENT, kind);
-        if let Err(problem) = deliver(&self.link, to, headers, payload).await {
+        if let Err(problem) = self.outlet.publish(to, None, &Lines::from(&headers), &payload).await {
             tracing::debug!(event = kind, %problem, "the router could not be told");
         }
     }
@@ -299,14 +365,5 @@ fn put_error(headers: &mut Headers, status: u16, code: &str) {
     headers.set(header::CONTENT_TYPE, Encoding::Json.media_type());
     if matches!(status, 429 | 503) {
         headers.set(header::RETRY_AFTER, RETRY_AFTER_S);
-    }
-}
-
-async fn deliver(link: &Link, to: &Subject, headers: Headers, payload: Bytes) -> Result<(), String> {
-    // Pinned here: a future of this size is not to be moved about.
-    let publish = std::pin::pin!(link.publish(to.clone(), None, headers, payload));
-    match tokio::time::timeout(SEND_TIMEOUT, publish).await {
-        Ok(sent) => sent.map_err(|e| e.to_string()),
-        Err(_) => Err(format!("there was no room for it within {} s", SEND_TIMEOUT.as_secs())),
     }
 }

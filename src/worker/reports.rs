@@ -26,14 +26,14 @@ pub(super) async fn report<E: Engine>(service: Arc<Service<E>>, instance: String
         let ranks = figures(&service);
         let due = last.as_ref().is_none_or(|(at, told)| at.elapsed() >= AT_LEAST_EVERY || *told != ranks);
         // While there is no connection the client would keep reports and send them when they are stale.
-        if due && service.out.is_connected() {
+        if due && service.store.is_connected() {
             seq += 1;
             let worker = service.worker.as_str().to_owned();
             let report = LoadReport { v: 1, worker, instance: instance.clone(), seq, ranks: ranks.clone() };
             let mut headers = Headers::new();
             headers.set(header::CONTENT_TYPE, Encoding::Json.media_type());
             let payload = Encoding::Json.encode(&report);
-            if let Err(problem) = service.out.publish(subject.clone(), None, headers, payload.into()).await {
+            if let Err(problem) = service.store.publish(subject.clone(), None, headers, payload.into()).await {
                 debug!(%problem, "a load report was not sent");
             }
             last = Some((Instant::now(), ranks));

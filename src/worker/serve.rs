@@ -6,6 +6,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use bytes::Bytes;
 use futures_util::FutureExt as _;
+use tokio::sync::watch;
 use tokio::time::{MissedTickBehavior, interval_at};
 use tracing::{debug, error};
 
@@ -13,13 +14,16 @@ use super::bodies::Bodies;
 use super::cancel::{CancelReason, Cancels, Held};
 use super::dispatch::{Dispatch, LATE_HOLD, Lateness, lateness};
 use super::engine::{Acceptance, Engine, EngineRequest, Failure, Refusal};
+use super::outlet::Outlet;
+use super::registration::Phase;
 use super::replies::{Events, ReplyError, ReplyStream};
 use super::slots::{Slot, Slots};
 use crate::core::id::WorkerId;
-use crate::nats::Link;
+use crate::nats::{Headers, Inbound, Link};
+use crate::wire::drain::DrainAnswer;
 use crate::wire::event::{Finished, Outcome};
-use crate::wire::header;
 use crate::wire::subject::Subjects;
+use crate::wire::{Encoding, header};
 
 /// How long an engine may go on after its request was given up; then it is dropped where it stands.
 pub const CANCEL_GRACE: Duration = Duration::from_secs(1);
@@ -28,6 +32,9 @@ const PROGRESS_EVERY: Duration = Duration::from_secs(5);
 
 /// Code word of an error that is the engine's own.
 const ENGINE_ERROR: &str = "engine_error";
+/// Code word and words where an engine stops in the middle of an answer.
+const IDLE: &str = "stream_idle";
+const SILENT: &str = "the engine stopped in the middle of its answer, and the worker gave the request up";
 
 /// What every request of a worker shares.
 #[derive(Debug)]
@@ -36,10 +43,18 @@ pub(super) struct Service<E> {
     pub bodies: Bodies,
     pub subjects: Subjects,
     pub worker: WorkerId,
-    /// The connection for everything that goes out.
-    pub out: Link,
+    /// The connection for the registration, load reports and results of jobs.
+    pub store: Link,
+    /// The connection for events and replies.
+    pub outlet: Outlet,
+    /// How long an engine may be silent in the middle of an answer.
+    pub stream_idle_timeout: Duration,
     pub slots: Arc<Slots>,
     pub cancels: Arc<Cancels>,
+    pub instance: String,
+    pub phase: watch::Sender<Phase>,
+    /// Told once an operator has asked for a drain.
+    pub drain_asked: watch::Sender<bool>,
 }
 
 /// How the engine's work ended.
@@ -62,12 +77,33 @@ impl<E: Engine> Service<E> {
         Some((held, late))
     }
 
+    /// An operator asks for a drain: it begins at once, whatever the host of the worker then does.
+    pub(super) async fn answer_drain(&self, message: Inbound) {
+        self.slots.drain();
+        self.phase.send_if_modified(|phase| {
+            let begins = *phase == Phase::Ready;
+            if begins {
+                *phase = Phase::Draining;
+            }
+            begins
+        });
+        self.drain_asked.send_replace(true);
+        let Some(reply) = message.reply else { return };
+        let (worker, instance) = (self.worker.as_str().to_owned(), self.instance.clone());
+        let answer = DrainAnswer { v: 1, worker, instance, held: self.slots.held() as u64 };
+        let mut headers = Headers::new();
+        headers.set(header::CONTENT_TYPE, Encoding::Json.media_type());
+        if let Err(problem) = self.store.publish(reply, None, headers, Encoding::Json.encode(&answer).into()).await {
+            debug!(%problem, "the answer to a drain was not sent");
+        }
+    }
+
     /// Serves one attempt.
     pub(super) async fn serve(&self, mut dispatch: Dispatch, held: Held, late: Lateness) {
         if late == Lateness::Late && tokio::time::timeout(LATE_HOLD, held.token().cancelled()).await.is_ok() {
             return;
         }
-        let events = Events::new(self.out.clone(), dispatch.events_to.take());
+        let events = Events::new(self.outlet.clone(), dispatch.events_to.take());
         let slot = match self.slots.take(dispatch.rank) {
             Ok(slot) => slot,
             Err(refusal) => return events.rejected(&refusal).await,
@@ -77,7 +113,8 @@ impl<E: Engine> Service<E> {
             Acceptance::WithFinish => (),
         }
         let token = held.token().clone();
-        let mut replies = ReplyStream::new(self.out.clone(), self.worker.clone(), &mut dispatch, token, &self.subjects);
+        let ways = (self.outlet.clone(), &self.store);
+        let mut replies = ReplyStream::new(ways, self.worker.clone(), &mut dispatch, token, &self.subjects);
         let ended = self.work(dispatch, &held, &mut replies, &events).await;
         conclude(ended, &held, &mut replies, &events, slot).await;
     }
@@ -96,6 +133,7 @@ impl<E: Engine> Service<E> {
         };
         // The engine is used by other requests after a panic in one: it has to keep its own state whole, as behind
         // a lock that is poisoned.
+        let pulse = replies.pulse();
         let serving = async {
             // Boxed, because it is rare and every request would hold room for it.
             let request = match request.headers.find(header::BODY) {
@@ -106,14 +144,19 @@ impl<E: Engine> Service<E> {
         };
         let serving = AssertUnwindSafe(serving).catch_unwind();
         let mut serving = std::pin::pin!(serving);
+        let mut stopped = std::pin::pin!(pulse.stopped(self.stream_idle_timeout));
         let mut progress = interval_at(tokio::time::Instant::now() + PROGRESS_EVERY, PROGRESS_EVERY);
         progress.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
-            // Every arm may be dropped: `serving` is pinned outside, the others keep no state of their own.
+            // Every arm may be dropped: `serving` and `stopped` are pinned outside, the others keep no state of their own.
             tokio::select! {
                 biased;
                 ended = &mut serving => return Ended::of(ended),
                 _ = held.token().cancelled() => break,
+                () = &mut stopped => {
+                    held.token().cancel(CancelReason::Idle);
+                    break;
+                }
                 // Boxed, because it is rare and every request would hold room for it.
                 _ = progress.tick() => Box::pin(events.progress()).await,
             }
@@ -157,16 +200,24 @@ impl Ending {
     fn given_up(reason: CancelReason, figures: Option<Finished>, replies: &ReplyStream) -> Self {
         if replies.is_job() {
             return match reason {
-                CancelReason::Asked => {
+                CancelReason::Asked | CancelReason::Abandoned => {
                     let figures = figures.unwrap_or_else(|| Finished::outcome(Outcome::Cancelled));
                     Self::Dropped(Finished { outcome: Outcome::Cancelled, ..figures })
                 }
                 // Another worker runs it anew.
                 CancelReason::Stopping => Self::Rejected(Refusal::draining()),
+                CancelReason::Idle => {
+                    Self::Rejected(Refusal { status: 503, code: IDLE.into(), message: SILENT.into() })
+                }
             };
         }
         let (status, code, outcome, message) = match reason {
             CancelReason::Asked => (499, "cancelled", Outcome::Cancelled, "the request was cancelled"),
+            // Whoever comes back to its inbox after all is told why there is no more.
+            CancelReason::Abandoned => {
+                (499, "cancelled", Outcome::Cancelled, "nobody listened to the replies for two seconds")
+            }
+            CancelReason::Idle => (504, IDLE, Outcome::Error, SILENT),
             CancelReason::Stopping => {
                 (503, "shutting_down", Outcome::Error, "the worker stopped before the request had ended; send it again")
             }

@@ -109,6 +109,11 @@ impl Slots {
         let _ = held.wait_for(|held| *held == 0).await;
     }
 
+    /// How many are held.
+    pub(super) fn held(&self) -> usize {
+        self.lock().held
+    }
+
     /// Whether anything is held.
     pub(super) fn is_busy(&self) -> bool {
         self.lock().held > 0

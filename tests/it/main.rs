@@ -4,6 +4,7 @@
 
 mod body;
 mod bridge;
+mod chaos;
 mod cli;
 mod client;
 mod compose;
@@ -11,12 +12,15 @@ mod demo;
 mod deploy;
 mod explain;
 mod fuzzing;
+mod gateway;
 mod golden;
 mod golden_bodies;
 mod jobs;
 mod link;
+mod ops;
 mod pools;
 mod python;
+mod reliability;
 mod replay;
 mod router;
 mod schemas;

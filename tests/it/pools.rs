@@ -269,3 +269,21 @@ async fn an_alias_is_resolved_above_and_told_below() {
     let told: Value = serde_json::from_slice(&answer.last.payload).expect("JSON");
     assert_eq!(told["model"], "m");
 }
+
+#[tokio::test]
+async fn a_pools_router_that_dies_while_a_request_waits_there_costs_seconds_and_not_the_whole_timeout() {
+    let world = World::with(TWO_POOLS, &["--pool-policy", "priority"]).await;
+    // One request at a time, and that one takes for ever.
+    let slow = ["--max-inflight", "1", "--speed", "1", "--decode-rate", "0.01", "--output-tokens", "4"];
+    let mut eu = world.pool("eu", &[], &[("eu-0", &slow)]).await;
+    let _us = world.pool("us", &[], &[("us-0", &[])]).await;
+    let _held = turn("held").send(&world.client).await;
+    let held = async || (eu.router.metric("requests_in_flight").await == 1.0).then_some(());
+    eventually("the only place in eu is taken", PATIENCE, held).await;
+    // It may wait for ten minutes, and waits in eu.
+    let waiting = turn("waiting").timeout_ms(600_000).send(&world.client).await;
+    let queued = async || (eu.router.metric("requests_queued").await == 1.0).then_some(());
+    eventually("it waits in eu", PATIENCE, queued).await;
+    eu.router.process.kill();
+    assert_eq!(waiting.end().await.at(), "us-0");
+}

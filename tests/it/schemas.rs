@@ -6,6 +6,7 @@ use rankpin::core::error::RouteError;
 use rankpin::core::hash::PinKey;
 use rankpin::core::id::{DpRank, Model, Origin, Placement, SessionId, Tenant, WorkerId};
 use rankpin::wire::Encoding;
+use rankpin::wire::drain::DrainAnswer;
 use rankpin::wire::event::{Finished, Outcome};
 use rankpin::wire::kv::{KvEvent, KvEvents, SessionBlocks};
 use rankpin::wire::load::{LoadReport, RankReport};
@@ -44,6 +45,7 @@ fn parse(name: &str, text: &str) -> Result<(), String> {
     let value: Value = serde_json::from_str(text).expect("the tests hold JSON");
     let text_of = |field: &str| value[field].as_str().unwrap_or_default();
     match name {
+        "drain.json" => DrainAnswer::parse(bytes).map(drop),
         "error.json" => Encoding::Json.decode::<ErrorBody>(bytes).map(drop),
         "finished.json" => Encoding::Json.decode::<Finished>(bytes).map(drop),
         "kv.json" => KvEvents::parse(Encoding::Json, bytes).map(drop),
@@ -147,6 +149,7 @@ fn the_protocols_examples_are_valid() {
             r#"{"outcome":"ok","prompt_tokens":1,"cached_tokens":1,"output_tokens":1,"response_id":"…"}"#,
         ),
         ("finished.json", r#"{"outcome":"cancelled"}"#),
+        ("drain.json", r#"{"v":1,"worker":"gpu-7","instance":"…","held":3}"#),
         ("error.json", r#"{"error":{"message":"…","type":"rankpin_error","code":"no_worker"}}"#),
     ];
     for (name, text) in examples {
@@ -157,6 +160,7 @@ fn the_protocols_examples_are_valid() {
 /// A small valid message of each kind.
 fn good(name: &str) -> Value {
     match name {
+        "drain.json" => json!({"v": 1, "worker": "w", "instance": "i", "held": 3}),
         "error.json" => json!({"error": {"message": "m", "type": "rankpin_error", "code": "c"}}),
         "finished.json" => json!({"outcome": "ok"}),
         "load.json" => json!({"v": 1, "worker": "w", "instance": "i", "seq": 0, "ranks": [{"dp_rank": 0}]}),
@@ -260,6 +264,11 @@ fn table() -> Vec<(&'static str, &'static str, Vec<Value>, Vec<Value>)> {
     row("finished.json", "/cached_tokens", bits64());
     row("finished.json", "/output_tokens", bits64());
     row("finished.json", "/response_id", (vec![json!("x".repeat(1000)), json!(null)], vec![json!(1)]));
+
+    row("drain.json", "/v", version());
+    row("drain.json", "/worker", word());
+    row("drain.json", "/instance", text64());
+    row("drain.json", "/held", bits64());
 
     row("error.json", "/error/message", any_text());
     row("error.json", "/error/code", any_text());

@@ -7,15 +7,16 @@ mod status;
 mod submit;
 
 use std::io::{IsTerminal as _, Write as _};
-use std::path::PathBuf;
 
 use anyhow::{Context as _, anyhow};
 use clap::Subcommand;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::Value;
 
+use super::connection::Connection;
 use crate::client::jobs::{Jobs, JobsOptions};
-use crate::core::id::{Namespace, RequestId};
+use crate::core::id::RequestId;
+use crate::nats::access::DEFAULT_URL;
 
 /// Submit durable jobs, and see to them: they survive crashes of routers, workers and servers
 ///
@@ -24,11 +25,15 @@ use crate::core::id::{Namespace, RequestId};
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = EXAMPLES)]
 pub struct Args {
-    #[command(flatten)]
-    connection: Connection,
-
     #[command(subcommand)]
     command: Command,
+
+    /// Print JSON, one value a line
+    #[arg(long, global = true)]
+    json: bool,
+
+    #[command(flatten)]
+    connection: Connection,
 }
 
 const EXAMPLES: &str = "\
@@ -38,32 +43,6 @@ Examples:
   rankpin jobs results --of batch.jsonl > results.jsonl
   rankpin jobs dead
   rankpin jobs requeue --all";
-
-#[derive(Debug, clap::Args)]
-struct Connection {
-    /// NATS servers, several with commas between
-    #[arg(
-        long,
-        global = true,
-        env = "NATS_URL",
-        value_name = "URL",
-        default_value = "nats://127.0.0.1:4222",
-        hide_env_values = true
-    )]
-    nats_url: String,
-
-    /// Credentials file for NATS
-    #[arg(long, global = true, env = "NATS_CREDS", value_name = "FILE")]
-    creds: Option<PathBuf>,
-
-    /// First token of every subject, and prefix of the streams
-    #[arg(long, global = true, env = "RANKPIN_NAMESPACE", value_name = "NAME", default_value = "rankpin")]
-    namespace: String,
-
-    /// Print JSON, one value a line
-    #[arg(long, global = true)]
-    json: bool,
-}
 
 #[derive(Debug, Subcommand)]
 enum Command {
@@ -77,8 +56,8 @@ enum Command {
 
 /// Runs the command.
 pub(super) async fn run(args: Args) -> anyhow::Result<()> {
-    let jobs = args.connection.open().await?;
-    let json = args.connection.json;
+    let jobs = open(&args.connection).await?;
+    let json = args.json;
     match args.command {
         Command::Submit(args) => submit::run(&jobs, args, json).await,
         Command::Status(args) => status::run(&jobs, args, json).await,
@@ -89,13 +68,11 @@ pub(super) async fn run(args: Args) -> anyhow::Result<()> {
     }
 }
 
-impl Connection {
-    async fn open(&self) -> anyhow::Result<Jobs> {
-        let mut options = JobsOptions::new(&self.nats_url);
-        options.namespace = Namespace::new(&self.namespace).map_err(|e| anyhow!("--namespace {e}"))?;
-        options.link.creds.clone_from(&self.creds);
-        Ok(Jobs::connect(options).await?)
-    }
+async fn open(connection: &Connection) -> anyhow::Result<Jobs> {
+    let mut options = JobsOptions::new(DEFAULT_URL);
+    options.namespace = connection.namespace.clone();
+    options.link = connection.link("rankpin jobs")?;
+    Ok(Jobs::connect(options).await?)
 }
 
 fn id(text: &str) -> anyhow::Result<RequestId> {

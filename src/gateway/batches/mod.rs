@@ -22,7 +22,7 @@ use super::api::Api;
 use super::files::Files;
 use super::problem::Problem;
 use crate::client::jobs::Jobs;
-use crate::nats::bucket::CasError;
+use crate::nats::bucket::{Bucket, CasError};
 
 /// Shortest and longest time that a batch may be given. Results of jobs are kept for a day.
 const WINDOW: (Duration, Duration) = (Duration::from_secs(60), Duration::from_secs(24 * 3600));
@@ -62,9 +62,9 @@ impl Batches {
         Self { files, records, runner }
     }
 
-    /// Records in this bucket.
-    pub fn records(bucket: crate::nats::bucket::Bucket, max_age: Duration) -> Records {
-        Records::new(bucket, max_age)
+    /// Records in this bucket, which is made so where it is missing.
+    pub fn records(bucket: Bucket, max_age: Duration, replicas: usize) -> Records {
+        Records::new(bucket, max_age, replicas)
     }
 
     /// What works on the batches.

@@ -174,19 +174,20 @@ pub fn now_ms() -> u64 {
 pub struct Records {
     bucket: Bucket,
     max_age: Duration,
+    replicas: usize,
 }
 
 impl Records {
-    /// Batches in this bucket, which is made with values that live so long where it is missing.
-    pub fn new(bucket: Bucket, max_age: Duration) -> Self {
-        Self { bucket, max_age }
+    /// Batches in this bucket, which is made so where it is missing.
+    pub fn new(bucket: Bucket, max_age: Duration, replicas: usize) -> Self {
+        Self { bucket, max_age, replicas }
     }
 
     /// Keeps a new batch.
     pub async fn create(&self, record: &Record) -> Result<(), Problem> {
         if self.bucket.look().await == Look::Missing {
             // Another gateway may make it at the same moment: then this fails, and what comes next does not.
-            let _ = self.bucket.create(1, self.max_age, 1).await;
+            let _ = self.bucket.create_on(self.replicas, 1, self.max_age).await;
         }
         self.put(record, 0).await.map(drop).map_err(|error| unreachable(&error))
     }

@@ -151,7 +151,7 @@ impl Runner {
     async fn work_on(self: Arc<Self>, mut held: Held) {
         let id = held.record.id.clone();
         info!(batch = id, status = ?held.record.status, "working on a batch");
-        match self.process(&mut held).await {
+        match Box::pin(self.process(&mut held)).await {
             Ok(()) => info!(batch = id, status = ?held.record.status, "a batch is done"),
             Err(Stopped::Taken) => info!(batch = id, "another gateway has taken a batch over"),
             Err(Stopped::Later(problem)) => warn!(batch = id, problem, "a batch can't go on at the moment, trying on"),
@@ -205,7 +205,7 @@ impl Runner {
             })
             .await?;
         }
-        let written = output::write(&self.jobs, &self.files, &held.record, &entries).await?;
+        let written = Box::pin(output::write(&self.jobs, &self.files, &held.record, &entries)).await?;
         self.update(held, |record| {
             record.output_file_id.clone_from(&written.output);
             record.error_file_id.clone_from(&written.errors);

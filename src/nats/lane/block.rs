@@ -133,6 +133,19 @@ impl Default for Lines {
     }
 }
 
+impl From<&super::super::Headers> for Lines {
+    fn from(headers: &super::super::Headers) -> Self {
+        let mut lines = Self::with_capacity(headers.wire_len());
+        // They were checked when they became headers: a name is one word, a value one line.
+        for (name, value) in headers.iter() {
+            for part in [name, ": ", value, "\r\n"] {
+                lines.0.push_str(part);
+            }
+        }
+        lines
+    }
+}
+
 impl Lines {
     /// No headers.
     pub fn new() -> Self {

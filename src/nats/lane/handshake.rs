@@ -3,7 +3,6 @@
 use std::io;
 use std::path::Path;
 use std::pin::Pin;
-use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -16,11 +15,11 @@ use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 use tokio_rustls::rustls::pki_types::ServerName;
-use tokio_rustls::rustls::{ClientConfig, RootCertStore};
 
 use super::codec::{Decoder, Op};
 use crate::nats::link::{ConnectError, LinkOptions};
 use crate::nats::login::{self, Login};
+use crate::nats::tls::Tls;
 
 /// How long connecting to one server may take.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -44,6 +43,8 @@ pub struct ServerInfo {
     nonce: Option<String>,
     #[serde(default)]
     tls_required: bool,
+    #[serde(default)]
+    tls_available: bool,
 }
 
 /// A connection that stands.
@@ -57,7 +58,7 @@ pub struct Connection {
     pub info: ServerInfo,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Serialize)]
 struct Connect<'c> {
     verbose: bool,
     pedantic: bool,
@@ -78,6 +79,8 @@ struct Connect<'c> {
     jwt: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     sig: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    nkey: Option<String>,
 }
 
 /// Connects to one server, as whom the options and all their addresses say.
@@ -112,6 +115,9 @@ async fn shake(options: &LinkOptions, address: &ServerAddr, login: &Login) -> Re
     let tcp = TcpStream::connect((address.host(), address.port())).await?;
     tcp.set_nodelay(true)?;
     let mut stream = Stream::Plain(tcp);
+    if options.tls.first {
+        stream = stream.encrypted(address.host(), &options.tls).await?;
+    }
     let mut decoder = Decoder::default();
     let Op::Info(json) = next(&mut stream, &mut decoder).await? else {
         return Err(other("the server does not begin with INFO"));
@@ -120,9 +126,13 @@ async fn shake(options: &LinkOptions, address: &ServerAddr, login: &Login) -> Re
     if !info.headers {
         return Err(other("the server knows no headers; NATS 2.10 or newer is needed"));
     }
-    let tls = info.tls_required || address.tls_required();
+    let wanted = address.tls_required() || options.tls.is_wanted();
+    let tls = info.tls_required || wanted;
+    if wanted && !options.tls.first && !(info.tls_required || info.tls_available) {
+        return Err(other("TLS is wanted, and the server has none"));
+    }
     if tls {
-        stream = stream.encrypted(address.host()).await?;
+        stream = stream.encrypted(address.host(), &options.tls).await?;
     }
     let connect = greeting(options, login, &info, tls).await?;
     let text = serde_json::to_string(&connect).map_err(io::Error::from)?;
@@ -170,6 +180,7 @@ async fn greeting<'o>(
         auth_token: None,
         jwt: None,
         sig: None,
+        nkey: None,
     };
     if let Some(path) = &options.creds {
         let nonce = info.nonce.as_deref().unwrap_or_default();
@@ -181,8 +192,14 @@ async fn greeting<'o>(
     }
     match login.clone() {
         Login::Nobody => {}
-        Login::User(user, pass) => (connect.user, connect.pass) = (Some(user), Some(pass)),
-        Login::Token(token) => connect.auth_token = Some(token),
+        Login::User(user, pass) => (connect.user, connect.pass) = (Some(user), Some(pass.reveal().to_owned())),
+        Login::Token(token) => connect.auth_token = Some(token.reveal().to_owned()),
+        Login::Nkey(seed) => {
+            let key = nkeys::KeyPair::from_seed(seed.reveal()).map_err(|e| other(format!("the nkey's seed: {e}")))?;
+            let nonce = info.nonce.as_deref().unwrap_or_default();
+            let signature = key.sign(nonce.as_bytes()).map_err(|e| other(format!("the nkey can't sign: {e}")))?;
+            (connect.nkey, connect.sig) = (Some(key.public_key()), Some(BASE64_URL_SAFE_NO_PAD.encode(signature)));
+        }
     }
     Ok(connect)
 }
@@ -214,34 +231,13 @@ pub enum Stream {
 }
 
 impl Stream {
-    async fn encrypted(self, host: &str) -> Result<Self, Failed> {
+    async fn encrypted(self, host: &str, tls: &Tls) -> Result<Self, Failed> {
+        // With TLS first it is encrypted already.
         let Self::Plain(tcp) = self else { return Ok(self) };
         let name = ServerName::try_from(host.to_owned()).map_err(|e| other(e.to_string()))?;
-        let connector = TlsConnector::from(tls_config()?);
+        let connector = TlsConnector::from(tls.config()?);
         Ok(Self::Tls(Box::new(connector.connect(name, tcp).await?)))
     }
-}
-
-/// The system's root certificates, read once.
-fn tls_config() -> Result<Arc<ClientConfig>, io::Error> {
-    static CONFIG: OnceLock<Arc<ClientConfig>> = OnceLock::new();
-    if let Some(config) = CONFIG.get() {
-        return Ok(Arc::clone(config));
-    }
-    let mut roots = RootCertStore::empty();
-    let found = rustls_native_certs::load_native_certs();
-    let (added, _) = roots.add_parsable_certificates(found.certs);
-    if added == 0 {
-        let problems: Vec<String> = found.errors.iter().map(ToString::to_string).collect();
-        let problems = problems.join("; ");
-        return Err(io::Error::other(format!(
-            "TLS needs the system's root certificates, and none were found: {problems}"
-        )));
-    }
-    let provider = Arc::new(tokio_rustls::rustls::crypto::ring::default_provider());
-    let versions = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
-    let config = versions.map_err(io::Error::other)?.with_root_certificates(roots).with_no_client_auth();
-    Ok(Arc::clone(CONFIG.get_or_init(|| Arc::new(config))))
 }
 
 impl AsyncRead for Stream {

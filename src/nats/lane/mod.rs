@@ -32,6 +32,8 @@ use super::login::{self, Login};
 
 /// How long a round trip to the server may take.
 const BARRIER_TIMEOUT: Duration = Duration::from_secs(5);
+/// Most round trips that may be under way for whoever asks whether the server answers.
+const MAX_ROUND_TRIPS: usize = 64;
 /// Subscriptions that one connection can have; their numbers are below.
 pub const MAX_SUBSCRIPTIONS: usize = 8;
 
@@ -74,7 +76,7 @@ impl Lane {
     /// Connects; nothing is read or written until [`Lane::drive`] runs. Errors say what is wrong and what to do.
     pub async fn open(options: LinkOptions) -> Result<Self, ConnectError> {
         let addresses = parse_addresses(&options.urls)?;
-        let login = Login::of(&addresses);
+        let login = options.login(&addresses);
         let mut result = None;
         for address in &addresses {
             let connected = handshake::connect(&options, address, &login).await;
@@ -181,6 +183,22 @@ impl Lane {
             Ok(Ok(())) => Ok(()),
             Ok(Err(_)) | Err(_) => Err(ConnectError::Silent(self.servers())),
         }
+    }
+
+    /// Whether the server answers a round trip within a time. Where as many wait for one already as may, it does not.
+    pub async fn answers(&self, within: Duration) -> bool {
+        let (told, pong) = oneshot::channel();
+        {
+            let mut out = self.0.out();
+            let mut pongs = lock(&self.0.pongs);
+            if !self.is_connected() || pongs.len() >= MAX_ROUND_TRIPS {
+                return false;
+            }
+            pongs.push_back(Some(told));
+            out.line("PING");
+        }
+        self.0.wake();
+        matches!(tokio::time::timeout(within, pong).await, Ok(Ok(())))
     }
 
     /// The permission violations that the server has told of since the last look.

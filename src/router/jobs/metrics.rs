@@ -6,6 +6,10 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 
+/// Every end of a delivery. Each is counted from the start: a counter that first shows itself at 1 has not grown, to
+/// whoever watches it.
+const ENDS: [&str; 8] = ["finished", "error", "failed", "dead", "delayed", "handed_over", "already_done", "unreadable"];
+
 /// How a delivery ended.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct EndLabel {
@@ -26,6 +30,9 @@ impl JobMetrics {
     /// All at zero.
     pub fn register(registry: &mut Registry) -> Self {
         let metrics = Self::default();
+        for end in ENDS {
+            drop(metrics.deliveries.get_or_create(&EndLabel { end }));
+        }
         registry.register(
             "job_deliveries",
             "Deliveries of jobs, by their end: finished, error (its result is one), failed (published again), dead, \
@@ -39,6 +46,7 @@ impl JobMetrics {
 
     /// A delivery has ended.
     pub fn ended(&self, end: &'static str) {
+        debug_assert!(ENDS.contains(&end), "{end} is none of the ends that are counted from the start");
         self.deliveries.get_or_create(&EndLabel { end }).inc();
     }
 }

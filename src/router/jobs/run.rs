@@ -182,6 +182,9 @@ impl Request {
         if self.job.is_some() {
             let config = &self.router.config;
             self.accept_until = self.accept_until.max(now + config.request_timeout.max(config.accept_timeout));
+        } else if self.accept_until <= now && self.last_failure.is_none() {
+            // It had no time to wait for room, and needed none.
+            self.accept_until = now + self.router.config.accept_timeout;
         }
     }
 

@@ -58,7 +58,7 @@ impl Job<'_> {
             Ok(finished) => {
                 self.router.metrics.finished(&finished);
                 match finished.outcome {
-                    Outcome::Ok | Outcome::Error => return self.end("finished", Ack::Done),
+                    Outcome::Ok | Outcome::Error => return self.finished(attempt).await,
                     // Workers leave that to the router, which alone knows whether the job was cancelled, or only this
                     // attempt at it.
                     Outcome::Cancelled => RouteError::Cancelled,
@@ -75,6 +75,20 @@ impl Job<'_> {
             Fate::HandedOver => return self.end("handed_over", Ack::Again(Duration::ZERO)),
             Fate::Final => self.store_error(attempt, &error).await.map(|()| "error"),
             Fate::Failed => self.fail(attempt, &error).await,
+        };
+        match settled {
+            Ok(end) => self.end(end, Ack::Done),
+            Err(problem) => self.delay(&problem.to_string()),
+        }
+    }
+
+    /// The worker says that it is done. A result that does not stand would be lost with the acknowledgement.
+    async fn finished(&self, attempt: u32) {
+        let error = RouteError::NoWorker("the worker said that the job is finished, and had stored no result".into());
+        let settled = match self.is_done().await {
+            Ok(true) => Ok("finished"),
+            Ok(false) => self.fail(attempt, &error).await,
+            Err(problem) => Err(problem),
         };
         match settled {
             Ok(end) => self.end(end, Ack::Done),

@@ -168,9 +168,9 @@ fn is_for_the_frontend(error: &ClientError) -> bool {
         ClientError::Disconnected | ClientError::NoResponders | ClientError::Idle(_) | ClientError::Connect(_) => true,
         ClientError::Service { code, .. } => code == "worker_lost",
         ClientError::TooLarge { .. }
-        | ClientError::TooManyOpen { .. }
         | ClientError::LargeBody(_)
         | ClientError::Body(_)
+        | ClientError::TooManyOpen { .. }
         | ClientError::Deadline(_)
         | ClientError::Sequence(_)
         | ClientError::Unnumbered

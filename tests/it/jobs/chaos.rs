@@ -12,9 +12,9 @@ use rankpin::client::Request;
 use rankpin::client::jobs::Jobs;
 use rankpin::core::id::Model;
 
-use super::crash::sim;
 use super::{LONG, all_acknowledged, connect, id, stored, with_ack_wait};
 use crate::support::process::{Process, Signal};
+use crate::support::rankpin::sim;
 use crate::support::{NatsServer, PATIENCE, RouterProcess, eventually};
 
 /// How long a frozen process stands still: longer than the ack wait and the accept timeout.

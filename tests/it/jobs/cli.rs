@@ -4,8 +4,8 @@ use std::process::Output;
 
 use serde_json::Value;
 
-use super::crash::sim;
 use crate::support::rankpin::command;
+use crate::support::rankpin::sim;
 use crate::support::{NatsServer, PATIENCE, RouterProcess};
 
 struct Shell {

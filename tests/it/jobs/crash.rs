@@ -3,17 +3,9 @@
 use std::time::Duration;
 
 use super::{LONG, all_acknowledged, connect, id, job, result, serve, store, stored, with_ack_wait};
-use crate::support::process::Process;
-use crate::support::rankpin::command;
+use crate::support::rankpin::sim;
 use crate::support::worker::{Behaviour, Dispatch, Worker};
 use crate::support::{Cluster, NatsServer, PATIENCE, RouterProcess, eventually};
-
-/// A simulated worker of model `m`, as a process.
-pub fn sim(server: &NatsServer, name: &str, args: &[&str]) -> Process {
-    let mut command = command(&["sim", "--worker", name, "--model", "m", "--nats-url", &server.url()]);
-    command.args(args);
-    Process::start(&format!("sim-{name}"), command, server.dir())
-}
 
 /// A cluster whose only router is a process, and whose jobs are delivered again after two seconds.
 struct Scene {

@@ -268,3 +268,24 @@ async fn a_router_killed_between_publishing_again_and_acknowledging_leaves_one_r
     // The new message has one failure behind it; whether the old one is tried at all depends on which comes first.
     assert!(worker.count() >= 4);
 }
+
+#[tokio::test]
+async fn a_worker_that_says_finished_without_a_result_has_failed() {
+    let cluster = Cluster::start().await;
+    let jobs = connect(&cluster.server).await;
+    let lies = Behaviour::script(|dispatch: Dispatch| async move {
+        dispatch.accept().await;
+        dispatch.finish("ok").await;
+    });
+    let worker = cluster.worker("w").behaves(lies).start().await;
+    jobs.submit(&job("j")).await.expect("it is taken");
+    worker.dispatch(1).await;
+    let client = cluster.client.clone();
+    worker.behave(Behaviour::script(move |dispatch: Dispatch| {
+        let client = client.clone();
+        async move { serve(&client, &dispatch).await }
+    }));
+    assert_eq!(result(&jobs, "j").await.failure, None);
+    all_acknowledged(&jobs).await;
+    assert_eq!(stored(&cluster.client, "rankpin.result.j").await, 1);
+}

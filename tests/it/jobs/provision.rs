@@ -101,7 +101,7 @@ async fn missing_streams_are_told_and_found_once_somebody_makes_them() {
     eventually("it has found them", PATIENCE, on).await;
     let jobs = connect(&server).await;
     jobs.submit(&job("j").header("Rankpin-Target-Dp-Rank", "none")).await.expect("it is taken");
-    let _sim = super::crash::sim(&server, "w", &[]);
+    let _sim = crate::support::rankpin::sim(&server, "w", &[]);
     assert_eq!(result(&jobs, "j").await.failure.map(|failure| failure.status), Some(400));
 }
 

@@ -202,3 +202,20 @@ async fn models_that_nobody_serves() {
     assert_eq!(cluster.ask(chat("s")).await.told(), "b pinned", "it stays");
     assert_eq!(cluster.ask(chat("t")).await.at(), "a");
 }
+
+#[tokio::test]
+async fn a_wanted_worker_is_asked_for_a_model_that_it_has() {
+    let config = Config::new(1.0, 1.0);
+    let cluster = cluster(1, &config).await;
+    let (_a, _b) = (serving(&cluster, "a").await, serving(&cluster, "b").await);
+    for n in 0..8 {
+        for wanted in ["a", "b"] {
+            let ask = chat(&format!("{wanted}-{n}")).header("Rankpin-Target-Worker", wanted);
+            assert_eq!(cluster.ask(ask).await.at(), wanted);
+            let unnamed = Ask::new().model("chat").header("Rankpin-Target-Worker", wanted);
+            assert_eq!(cluster.ask(unnamed).await.at(), wanted);
+        }
+    }
+    let nowhere = chat("s").header("Rankpin-Target-Worker", "c");
+    assert_eq!(cluster.ask(nowhere).await.at(), "404 unknown_worker");
+}

@@ -195,3 +195,18 @@ async fn a_rejection_without_a_code_sends_the_request_elsewhere() {
         assert_eq!(cluster.at(&format!("s{n}")).await, "b");
     }
 }
+
+#[tokio::test]
+async fn what_a_worker_says_is_never_told_as_an_error_that_is_none() {
+    let cluster = Cluster::start().await;
+    let a = cluster.worker("a").behaves(Behaviour::Reject(200, "fine")).start().await;
+    let b = cluster.worker("b").start().await;
+    for n in 0..2 {
+        assert_eq!(cluster.at(&format!("s{n}")).await, "b", "a status that is no error means that somebody else may");
+    }
+    assert_eq!((a.count(), b.count()), (1, 2));
+    let long: &'static str = String::leak("x".repeat(5000));
+    a.behave(Behaviour::Reject(400, long));
+    let refusal = cluster.ask(Ask::new().header("Rankpin-Target-Worker", "a")).await.router_refusal();
+    assert_eq!((refusal.status, refusal.code.as_str()), (400, "rejected"));
+}

@@ -199,3 +199,21 @@ async fn reports_make_a_rank_full_where_that_is_configured() {
     eventually("rank 1 is full by its blocks", PATIENCE, full).await;
     assert_eq!(cluster.ask(Ask::new()).await.at(), "w", "where the engine chooses, one rank has room");
 }
+
+#[tokio::test]
+async fn a_request_that_may_not_wait_is_served_where_there_is_room_and_else_refused_at_once() {
+    let cluster = Cluster::start().await;
+    let worker = cluster.worker("w").with("max_inflight", 1).start().await;
+    for session in ["s", "s", "t"] {
+        assert_eq!(cluster.ask(Ask::new().session(session).timeout_ms(0)).await.at(), "w");
+    }
+    assert_eq!(cluster.ask(Ask::new().timeout_ms(0)).await.at(), "w");
+    worker.behave(Behaviour::Hold);
+    let held = cluster.send(Ask::new()).await;
+    let dispatch = worker.dispatch(4).await;
+    for ask in [Ask::new(), Ask::new().session("s"), Ask::new().session("new")] {
+        assert_eq!(cluster.ask(ask.timeout_ms(0)).await.at(), "429 overloaded");
+    }
+    dispatch.answer().await;
+    assert_eq!(held.end().await.at(), "w");
+}

@@ -3,7 +3,10 @@
 pub mod cluster;
 pub mod conversations;
 pub mod frontend;
+pub mod http;
+pub mod nodes;
 pub mod process;
+pub mod proxy;
 pub mod rankpin;
 pub mod raw;
 pub mod server;
@@ -11,6 +14,7 @@ pub mod worker;
 
 pub use cluster::Cluster;
 pub use frontend::Ask;
+pub use nodes::Nodes;
 pub use rankpin::RouterProcess;
 pub use raw::RawClient;
 pub use server::NatsServer;

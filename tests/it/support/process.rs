@@ -27,6 +27,8 @@ pub enum Signal {
     Terminate,
     /// The same, as from a keyboard.
     Interrupt,
+    /// Tells a NATS server that it is about to stop.
+    LameDuck,
 }
 
 impl Process {
@@ -56,6 +58,7 @@ impl Process {
             Signal::Continue => "-CONT",
             Signal::Terminate => "-TERM",
             Signal::Interrupt => "-INT",
+            Signal::LameDuck => "-USR2",
         };
         let status = Command::new("kill").args([name, &self.child.id().to_string()]).status();
         assert!(status.expect("every system has kill").success(), "kill {name} {} failed", self.name);
@@ -79,6 +82,13 @@ impl Process {
             assert!(std::time::Instant::now() < end, "{} does not stop", self.name);
             std::thread::sleep(super::LOOK_AGAIN);
         }
+    }
+
+    /// Its resident memory in KiB; `None` where the system does not tell.
+    pub fn resident_kib(&self) -> Option<u64> {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).ok()?;
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
+        line.trim().trim_end_matches(" kB").trim().parse().ok()
     }
 
     /// How it ended, if it has.

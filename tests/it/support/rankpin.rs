@@ -20,6 +20,13 @@ pub fn command(args: &[&str]) -> Command {
     command
 }
 
+/// A simulated worker of model `m`, as a process.
+pub fn sim(server: &NatsServer, name: &str, args: &[&str]) -> Process {
+    let mut command = command(&["sim", "--worker", name, "--model", "m", "--nats-url", &server.url()]);
+    command.args(args);
+    Process::start(&format!("sim-{name}"), command, server.dir())
+}
+
 /// A router; killed when dropped.
 #[derive(Debug)]
 pub struct RouterProcess {
@@ -31,9 +38,14 @@ pub struct RouterProcess {
 impl RouterProcess {
     /// Starts a router with further arguments, and waits until it is ready. The name is that of its log.
     pub async fn start(name: &str, server: &NatsServer, args: &[&str]) -> Self {
-        let mut command = command(&["router", "--nats-url", &server.url(), "--listen", "127.0.0.1:0"]);
+        Self::start_at(name, &server.url(), server.dir(), args).await
+    }
+
+    /// The same with URLs of servers, and a directory for its log.
+    pub async fn start_at(name: &str, urls: &str, dir: &std::path::Path, args: &[&str]) -> Self {
+        let mut command = command(&["router", "--nats-url", urls, "--listen", "127.0.0.1:0"]);
         command.args(["--log-format", "json"]).args(args);
-        let mut process = Process::start(name, command, server.dir());
+        let mut process = Process::start(name, command, dir);
         let ready = async || {
             assert!(process.ended().is_none(), "the router ended at its start");
             let log = process.log();
@@ -47,6 +59,11 @@ impl RouterProcess {
     /// The sum over one of its metrics, by name without the prefix `rankpin_router_`.
     pub async fn metric(&self, name: &str) -> f64 {
         metric_in(&self.get("/metrics").await.1, name, "")
+    }
+
+    /// The same over the series whose labels hold this text.
+    pub async fn metric_where(&self, name: &str, label: &str) -> f64 {
+        metric_in(&self.get("/metrics").await.1, name, label)
     }
 
     /// Status and body of a GET.

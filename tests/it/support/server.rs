@@ -87,6 +87,21 @@ impl NatsServer {
         self.process.signal(Signal::Continue);
     }
 
+    /// Tells it that it is about to stop: it takes no new connections, sends its clients away, and ends.
+    pub fn lame_duck(&self) {
+        self.process.signal(Signal::LameDuck);
+    }
+
+    /// What it has logged.
+    pub fn log(&self) -> String {
+        self.process.log()
+    }
+
+    /// Whether it has ended by itself.
+    pub fn has_ended(&mut self) -> bool {
+        self.process.ended().is_some()
+    }
+
     /// A client, connected.
     pub async fn client(&self) -> async_nats::Client {
         async_nats::connect(self.url()).await.expect("the server takes connections")

@@ -123,6 +123,23 @@ impl Dispatch {
         self.finish("ok").await;
     }
 
+    /// The whole answer to a durable job, stored as its result, and `finished`.
+    pub async fn job_answer(&self, payload: &str) {
+        let reply_to = self.header("Rankpin-Reply-To").expect("a job has a subject for its results");
+        let (subject, attempt) = reply_to.rsplit_once('.').expect("the subject ends with the attempt");
+        let mut headers = HeaderMap::new();
+        for (name, value) in
+            [("Rankpin-Final", "true"), ("Rankpin-Seq", "0"), ("Nats-Expected-Last-Subject-Sequence", "0")]
+        {
+            headers.insert(name, value);
+        }
+        headers.insert("Rankpin-Attempt", attempt);
+        let context = async_nats::jetstream::new(self.client.clone());
+        let sent = context.publish_with_headers(subject.to_owned(), headers, payload.to_owned().into()).await;
+        sent.expect("is published").await.expect("is stored");
+        self.finish("ok").await;
+    }
+
     /// Ends the reply stream with an error, and `finished`.
     pub async fn fail(&self, status: u16, code: &str) {
         let body = json!({"error": {"message": "as the test wants it", "type": "rankpin_error", "code": code}});

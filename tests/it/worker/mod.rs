@@ -1,5 +1,6 @@
 //! The worker library against a real server: each test plays the router, and speaks nothing but the protocol.
 
+mod liveness;
 mod registration;
 mod requests;
 
@@ -41,6 +42,10 @@ impl Engine for Scripted {
                 finished.output_tokens = Some(7);
                 return Ok(finished);
             }
+            b"endless" => loop {
+                replies.send("x".into()).await?;
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            },
             b"deaf" => std::future::pending().await,
             b"panic" => panic!("as the test wants it"),
             b"refuse" => return Err(Refusal::invalid("no").into()),
@@ -96,6 +101,11 @@ impl Field {
 
     pub async fn worker(&self, start: u32, size: u32) -> Worker {
         start_worker(self.options(start, size)).await
+    }
+
+    /// A worker of one rank, whose engine may be silent for so long in the middle of an answer.
+    pub async fn worker_with_idle_timeout(&self, timeout: Duration) -> Worker {
+        start_worker(WorkerOptions { stream_idle_timeout: timeout, ..self.options(0, 1) }).await
     }
 
     /// The registration, as it stands in the bucket.

@@ -1,0 +1,70 @@
+//! What commands print: JSON, or tables and lines for people.
+
+use std::io::Write as _;
+
+use anyhow::Context as _;
+use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
+use serde::Serialize;
+
+/// Writes text to stdout. A reader that has gone away (`| head`) is no error.
+pub(super) fn text(text: &str) -> anyhow::Result<()> {
+    match std::io::stdout().lock().write_all(text.as_bytes()) {
+        Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
+        written => written.context("cannot write to stdout"),
+    }
+}
+
+/// Writes one line.
+pub(super) fn line(words: &str) -> anyhow::Result<()> {
+    text(&format!("{words}\n"))
+}
+
+/// Writes a value as JSON on one line.
+pub(super) fn json(value: &impl Serialize) -> anyhow::Result<()> {
+    line(&serde_json::to_string(value).expect("what is told is plain data"))
+}
+
+/// A table without lines, as `kubectl` and `nats` print them. Columns whose title begins with `>` stand to the right.
+pub(super) fn table(titles: &[&str], rows: impl IntoIterator<Item = Vec<String>>) -> String {
+    let mut table = Table::new();
+    table.load_style(presets::NOTHING).set_content_arrangement(ContentArrangement::Disabled);
+    table.set_header(titles.iter().map(|title| title.trim_start_matches('>')));
+    for row in rows {
+        table.add_row(row);
+    }
+    for (index, title) in titles.iter().enumerate() {
+        if let Some(column) = table.column_mut(index) {
+            column.set_padding((0, 2));
+            if title.starts_with('>') {
+                column.set_cell_alignment(CellAlignment::Right);
+            }
+        }
+    }
+    table.lines().map(|line| line.trim_end().to_owned() + "\n").collect()
+}
+
+/// What may be unknown: a dash where it is.
+pub(super) fn or_dash<T: ToString>(value: Option<T>) -> String {
+    value.map_or_else(|| "-".into(), |value| value.to_string())
+}
+
+/// Seconds in words: `5s`, `12m`, `3h 5m`.
+pub(super) fn age(seconds: u64) -> String {
+    match seconds {
+        0..60 => format!("{seconds}s"),
+        60..3600 => format!("{}m {}s", seconds / 60, seconds % 60),
+        _ => format!("{}h {}m", seconds / 3600, seconds / 60 % 60),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tables_are_plain_text() {
+        let rows = [vec!["a".to_owned(), "1".to_owned()], vec!["long".to_owned(), "12".to_owned()]];
+        assert_eq!(table(&["NAME", ">N"], rows), "NAME   N\na      1\nlong  12\n");
+        assert_eq!((age(59), age(61), age(7_500)), ("59s".into(), "1m 1s".into(), "2h 5m".into()));
+    }
+}

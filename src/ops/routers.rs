@@ -1,0 +1,1 @@
+//! The routers of a namespace, found by the NATS service protocol.

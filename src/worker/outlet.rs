@@ -1,0 +1,85 @@
+//! The connection on which a worker speaks: events to routers, replies to frontends.
+//!
+//! It is a lane: whoever sees a reply subject of the worker's may publish there, and no header block kills a lane.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use uuid::Uuid;
+
+use super::cancel::CancelToken;
+use super::interest::{Interests, Listener};
+use crate::nats::{ConnectError, Lane, Lines, LinkOptions, NO_RESPONDERS, Payload};
+
+/// Number of the only subscription.
+const INTEREST: u64 = 0;
+/// After its own reconnect a worker takes nobody for gone for this long: frontends may come back after it.
+const RECONNECT_GRACE: Duration = Duration::from_secs(5);
+/// How long a message may wait for room. There is none for long only while there is no connection.
+const SEND_TIMEOUT: Duration = Duration::from_secs(30);
+/// Pause before a message without room is tried again.
+const SEND_AGAIN_AFTER: Duration = Duration::from_millis(10);
+
+/// See the module.
+#[derive(Debug, Clone)]
+pub(super) struct Outlet {
+    lane: Lane,
+    interests: Arc<Interests>,
+}
+
+impl Outlet {
+    /// Connects; nothing is sent until it is driven.
+    pub async fn open(options: LinkOptions) -> Result<Self, ConnectError> {
+        let prefix = format!("{}.{}.", options.inbox_prefix, Uuid::new_v4().simple());
+        let lane = Lane::open(options).await?;
+        let interests = Arc::new(Interests::new(prefix));
+        lane.subscribe(INTEREST, &interests.wildcard(), None);
+        Ok(Self { lane, interests })
+    }
+
+    /// Reads and writes, for ever.
+    pub async fn drive(self) {
+        let state = self.lane.state();
+        let take = |message: crate::nats::Message| {
+            if message.status() == Some(NO_RESPONDERS) {
+                let certain = {
+                    let state = state.borrow();
+                    state.connects == 1 || state.since.elapsed() >= RECONNECT_GRACE
+                };
+                self.interests.nobody(message.subject(), certain, Instant::now());
+            }
+        };
+        self.lane.drive(take).await;
+    }
+
+    /// Publishes; returns once there was room for the message.
+    pub async fn publish(&self, to: &str, reply: Option<&str>, headers: &Lines, payload: &Bytes) -> Result<(), String> {
+        // A fast engine must not keep its thread to itself: what it says has to be written, too.
+        tokio::task::consume_budget().await;
+        let until = Instant::now() + SEND_TIMEOUT;
+        loop {
+            match self.lane.publish(to, reply, headers, Payload::from(payload)) {
+                Err(crate::nats::Unsent::Full) if Instant::now() < until => {
+                    tokio::time::sleep(SEND_AGAIN_AFTER).await;
+                }
+                sent => return sent.map_err(|problem| problem.to_string()),
+            }
+        }
+    }
+
+    /// Questions for a new reply stream, whose request is given up where nobody listens.
+    pub fn listener(&self, cancel: CancelToken) -> Listener {
+        self.interests.listener(cancel)
+    }
+
+    /// The server's limit on headers and payload together, in bytes.
+    pub fn max_payload(&self) -> usize {
+        self.lane.max_payload()
+    }
+
+    /// A round trip: what was published before it has reached the server.
+    pub async fn barrier(&self) -> Result<(), ConnectError> {
+        self.lane.barrier().await
+    }
+}
