@@ -23,6 +23,7 @@ mod slots;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::FutureExt as _;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tracing::{info, warn};
@@ -221,15 +222,8 @@ impl Worker {
         tasks.spawn(keeper.keep(told.clone()));
         let (served, ranks) = watch::channel(vec![true; options.ranks.size() as usize]);
         let reading = intake::read(Arc::clone(&service), intake.clone(), wanted, subscriptions, told, ranks);
-        tasks.spawn(async move {
-            reading.await;
-            Ok(())
-        });
-        let reporting = reports::report(service, instance.clone(), subjects.load(&options.worker));
-        tasks.spawn(async move {
-            reporting.await;
-            Ok(())
-        });
+        tasks.spawn(reading.map(Ok));
+        tasks.spawn(reports::report(service, instance.clone(), subjects.load(&options.worker)).map(Ok));
         Ok(Self {
             instance,
             worker: options.worker,

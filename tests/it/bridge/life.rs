@@ -86,6 +86,18 @@ async fn an_engine_that_says_it_is_dead_is_believed() {
     unregistered(&field).await;
 }
 
+#[tokio::test]
+async fn an_operators_drain_ends_it() {
+    let (field, engine) = (Field::new().await, Engine::start());
+    let mut bridge = start(&field, "vllm", &[&engine], &[]);
+    registered(&field).await;
+    let mut drain = crate::support::rankpin::command(&["drain", "w", "--nats-url", &field.server.url()]);
+    let told = tokio::task::spawn_blocking(move || drain.output()).await.expect("it ends").expect("it runs");
+    assert!(told.status.success(), "{told:?}");
+    assert!(bridge.wait(PATIENCE).await.success(), "{}", bridge.log());
+    assert_eq!(field.registration().await, None);
+}
+
 /// Whether somebody listens on a rank's subject.
 async fn is_served(field: &Field, rank: u16) -> bool {
     let request = field.client.request(format!("rankpin.worker.w.rank.{rank}"), "{}".into());
