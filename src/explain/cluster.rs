@@ -11,7 +11,7 @@ use super::turn::Turn;
 use crate::config::{Level, RouterConfig};
 use crate::core::alias::{self, Asked, Choice};
 use crate::core::ask::Ask;
-use crate::core::decide::survey::{Standing, Surveyed, survey};
+use crate::core::decide::survey::{Score, Standing, Surveyed, survey};
 use crate::core::decide::{Decision, NoPlacement, Pin, PinStep, Reason, Rules, WaitFor, decide};
 use crate::core::error::RouteError;
 use crate::core::fleet::{Fleet, Worker};
@@ -87,6 +87,9 @@ pub struct Candidate {
     pub open: bool,
     /// How it stands to the request, in words.
     pub standing: &'static str,
+    /// What the policy compares, by what workers report; the lowest has it. What ranks have cached only routers know.
+    #[serde(flatten)]
+    pub score: Option<Compared>,
     /// Requests in flight by its last report, where one came.
     pub inflight: Option<u64>,
     /// Requests that may be in flight there, where it has a limit.
@@ -95,6 +98,25 @@ pub struct Candidate {
     pub queued: Option<u64>,
     /// Share of its blocks in use by that report, in percent, where it declares how many it has.
     pub kv_used_percent: Option<u64>,
+}
+
+/// What a policy compares.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Compared {
+    /// Requests in flight for each that the worker should have.
+    RelativeLoad(f64),
+    /// Tokens.
+    Cost(f64),
+}
+
+impl From<Score> for Compared {
+    fn from(score: Score) -> Self {
+        match score {
+            Score::Load(load) => Self::RelativeLoad(load),
+            Score::Cost(cost) => Self::Cost(cost),
+        }
+    }
 }
 
 /// Why nothing can be told of a cluster.
@@ -318,7 +340,8 @@ fn judge(
         pool: turn.head.pool.as_deref().map(Into::into),
         home: None,
         excluded: Vec::new(),
-        prompt: Prompt::default(),
+        // Which prefixes of it are cached where, only routers know.
+        prompt: Prompt::of_bytes(turn.size),
     };
     let rules = Rules { mode: config.affinity, policy: config.policy, rank_choice: config.rank_choice };
     let workers = survey(&ask, fleet, rules, now);
@@ -369,6 +392,7 @@ fn candidate(one: Surveyed, fleet: &Fleet, now: Instant) -> Candidate {
         placement: one.placement.to_string(),
         open: one.standing == Standing::Open,
         standing: one.standing.words(),
+        score: one.score.map(Compared::from),
         inflight,
         max_inflight,
         queued,

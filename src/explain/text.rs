@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use super::cluster::Candidate;
+use super::cluster::{Candidate, Compared};
 use super::compare::{Comparison, Side};
 use super::show;
 use super::turn::{Class, Element, Turn};
@@ -132,7 +132,12 @@ fn live(out: &mut String, cluster: &Cluster) {
     line(out, "\nWorkers, as a new placement:");
     for worker in &cluster.workers {
         let mark = if worker.open { "+" } else { "-" };
-        line(out, &format!("  {mark} {:<16} {}{}", worker.placement, worker.standing, load(worker)));
+        let score = match worker.score {
+            Some(Compared::RelativeLoad(load)) => format!(", relative load {load:.3}"),
+            Some(Compared::Cost(tokens)) => format!(", cost {tokens:.0} tokens without what is cached there"),
+            None => String::new(),
+        };
+        line(out, &format!("  {mark} {:<16} {}{score}{}", worker.placement, worker.standing, load(worker)));
     }
     if cluster.workers.is_empty() {
         line(out, "  None is registered.");

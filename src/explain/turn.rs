@@ -61,6 +61,9 @@ pub struct Turn {
     pub(super) under: Option<Under>,
     #[serde(skip)]
     pub(super) seen: Vec<Traced>,
+    /// Bytes of the body.
+    #[serde(skip)]
+    pub(super) size: usize,
 }
 
 /// What kind of request it is, to a router.
@@ -176,6 +179,7 @@ pub fn read(given: &Given, config: &RouterConfig) -> Result<Turn, RouteError> {
         identity,
         under,
         seen,
+        size: given.body.len(),
     })
 }
 

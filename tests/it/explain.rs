@@ -245,6 +245,14 @@ async fn who_has_no_room_is_told_with_what_it_reports() {
     std::fs::write(&path, "full_at_queued = 5").expect("a temp directory takes files");
     let config = ["--config", path.to_str().expect("UTF-8")];
     let (explained, shown) = explain_at(&cluster, &config, &later_turn()).await;
+    // What policies compare, where there is room.
+    for (policy, told) in [("least-loaded", "may have it, relative load 0.375, 3 of 8"), ("kv", "may have it, cost ")] {
+        std::fs::write(&path, format!("policy = '{policy}'")).expect("a temp directory takes files");
+        let (compared, shown) = explain_at(&cluster, &config, &later_turn()).await;
+        assert!(shown.contains(told), "{shown}");
+        let one = &compared["cluster"]["workers"][0];
+        assert!(one["relative_load"] == json!(0.375) || one["cost"].as_f64().is_some_and(|cost| cost > 0.0), "{one}");
+    }
     reports.abort();
     let of = &explained["cluster"];
     let one = &of["workers"][0];

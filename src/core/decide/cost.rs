@@ -82,7 +82,7 @@ impl Costs {
     }
 
     /// Of a rank, in tokens; and whether its recent work passes the limit. `share`: one over its worker's weight.
-    fn of(&self, rank: &RankWork, share: f64) -> (f64, bool) {
+    pub(super) fn of(&self, rank: &RankWork, share: f64) -> (f64, bool) {
         let held = rank.number.map_or(0, |number| self.held.at(number));
         let work = self.given * rank.prompt + self.missed * rank.missed;
         let cost = self.base - self.prefill * f64::from(held) + self.load * rank.to_prefill() + share * work;

@@ -3,21 +3,34 @@
 
 use std::time::Instant;
 
-use super::cost::on_wire;
+use super::cost::{Costs, on_wire};
 use super::{Rules, View, declares_hint, in_pool, is_hinted_worker};
 use crate::core::ask::Ask;
+use crate::core::candidates::Candidates;
 use crate::core::fleet::{Fleet, FullBy, Worker};
 use crate::core::id::Placement;
 use crate::core::mode::PolicyKind;
 use crate::core::worker::WorkerState;
 
 /// A worker, as a request sees it.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Surveyed {
     /// Where the request would be on it; without a rank where it has none there, or can't be there.
     pub placement: Placement,
     /// How it stands to the request.
     pub standing: Standing,
+    /// What the policy compares, where it may have the request and the policy compares anything.
+    pub score: Option<Score>,
+}
+
+/// What a policy compares; the lowest has the request, or is the likeliest to have it.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Score {
+    /// Requests in flight for each that the worker should have, by its weight, ranks and `max_inflight`
+    /// ([`Candidates::relative_load`]).
+    Load(f64),
+    /// Tokens of prefill that are still to be done and of load that is there, by the policy `kv`.
+    Cost(f64),
 }
 
 /// How a worker stands to a request. The first that is true counts.
@@ -49,9 +62,13 @@ pub enum Standing {
 pub fn survey(ask: &Ask, fleet: &Fleet, rules: Rules, now: Instant) -> Vec<Surveyed> {
     let view = View::new(ask, fleet, rules, now);
     // Where the rank that would be the session's is lost everywhere, the least loaded one is taken instead.
-    let elsewhere = view.open(|worker| view.rank_on(worker)).is_empty();
+    let open = view.open(|worker| view.rank_on(worker));
+    let elsewhere = open.is_empty();
     let mut all: Vec<_> = match rules.policy {
-        PolicyKind::Kv => fleet.iter().flat_map(|(_, worker)| view.stand_by_rank(worker)).collect(),
+        PolicyKind::Kv => {
+            let costs = view.costs();
+            fleet.iter().flat_map(|(_, worker)| view.stand_by_rank(worker, &costs)).collect()
+        }
         PolicyKind::RoundRobin
         | PolicyKind::Random
         | PolicyKind::PowerOfTwo
@@ -59,7 +76,24 @@ pub fn survey(ask: &Ask, fleet: &Fleet, rules: Rules, now: Instant) -> Vec<Surve
         | PolicyKind::DeviceAwareWeighted => fleet.iter().map(|(_, worker)| view.stand(worker, elsewhere)).collect(),
     };
     all.sort_by(|a, b| a.placement.worker.cmp(&b.placement.worker));
+    if let Ok(candidates) = view.with_room(open) {
+        score_by_load(&mut all, &candidates, rules.policy);
+    }
     all
+}
+
+fn score_by_load(all: &mut [Surveyed], candidates: &Candidates<'_>, policy: PolicyKind) {
+    match policy {
+        PolicyKind::PowerOfTwo | PolicyKind::LeastLoaded | PolicyKind::DeviceAwareWeighted => {}
+        PolicyKind::RoundRobin | PolicyKind::Random | PolicyKind::Kv => return,
+    }
+    for candidate in candidates.as_slice() {
+        // They are in the order of the workers' ids.
+        let id = &candidate.worker().spec.id;
+        if let Ok(at) = all.binary_search_by(|one| one.placement.worker.cmp(id)) {
+            all[at].score = Some(Score::Load(candidates.relative_load(candidate)));
+        }
+    }
 }
 
 impl View<'_> {
@@ -68,14 +102,15 @@ impl View<'_> {
         let rank = if elsewhere { least_loaded().or_else(|| self.own_rank(worker)) } else { self.own_rank(worker) };
         let placement = Placement { worker: worker.spec.id.clone(), rank: rank.flatten() };
         let standing = self.standing(worker, &placement);
-        Surveyed { placement, standing }
+        Surveyed { placement, standing, score: None }
     }
 
-    fn stand_by_rank(&self, worker: &Worker) -> Vec<Surveyed> {
-        let at = |place| Placement { worker: worker.spec.id.clone(), rank: on_wire(worker, place) };
-        let all = self.places(worker).map(at).map(|placement| {
+    fn stand_by_rank(&self, worker: &Worker, costs: &Costs) -> Vec<Surveyed> {
+        let all = self.places(worker).map(|place| {
+            let placement = Placement { worker: worker.spec.id.clone(), rank: on_wire(worker, place) };
             let standing = self.standing(worker, &placement);
-            Surveyed { placement, standing }
+            let cost = || Score::Cost(costs.of(worker.rank_work(place), 1.0 / worker.spec.weight).0);
+            Surveyed { placement, standing, score: (standing == Standing::Open).then(cost) }
         });
         let all: Vec<_> = all.collect();
         // One that doesn't declare the rank asked for stands there once.

@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use proptest::sample::select;
 
 use super::*;
-use crate::core::decide::survey::{Standing, survey};
+use crate::core::decide::survey::{Score, Standing, Surveyed, survey};
 use crate::core::kv::Prompt;
 use crate::core::testing::{model, worker_id};
 
@@ -143,7 +143,18 @@ proptest! {
         match decide(&ask, &mut fleet, Pin::None, rules, now, &mut rng()) {
             // A group has a rank of its own.
             Ok(_) if ask.group.is_some() => {}
-            Ok(decision) => prop_assert!(open(&decision.placement), "{:?} of {:?}", decision, seen),
+            Ok(decision) => {
+                prop_assert!(open(&decision.placement), "{:?} of {:?}", decision, seen);
+                let chosen = seen.iter().find(|one| one.placement == decision.placement).and_then(|one| one.score);
+                let less = |other: &Surveyed| match (other.score, chosen) {
+                    (Some(Score::Load(other)), Some(Score::Load(chosen))) => other < chosen,
+                    _ => false,
+                };
+                // Soft affinity may leave out those with much recent work.
+                if rules.policy == PolicyKind::LeastLoaded && rules.mode != AffinityMode::Soft {
+                    prop_assert!(!seen.iter().any(less), "{:?} of {:?}", decision, seen);
+                }
+            }
             Err(NoPlacement::Wait(_)) => {
                 let full = seen.iter().any(|one| matches!(one.standing, Standing::Full(_)));
                 prop_assert!(!any(Standing::Open) && full, "{:?}", seen);
