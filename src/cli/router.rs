@@ -125,8 +125,11 @@ pub(super) fn refuse_unknown_variables(subcommand: &str) -> anyhow::Result<()> {
         "RANKPIN_ENGINE_KEY",
         "RANKPIN_INBOX_PREFIX",
     ];
+    // The NATS server's, where it has the users of `rankpin nats-permissions`.
+    let of_server = |name: &str| name.starts_with("RANKPIN_NATS_") && name.ends_with("_PASSWORD");
     let known = |name: &str| {
         OTHERS.contains(&name)
+            || of_server(name)
             || std::iter::once(&CONFIG)
                 .chain(SETTINGS)
                 .chain(gateway::SETTINGS)

@@ -222,8 +222,14 @@ static REPLICAS: Setting = Setting::new(
     "Servers that keep the object stores and the bucket of batches, 1 to 5, where this gateway makes them",
 );
 
+static INBOX_PREFIX: Setting = Setting::optional(
+    "inbox_prefix",
+    "PREFIX",
+    "Prefix of this gateway's inboxes, where its user may not subscribe to all (without it, _INBOX)",
+);
+
 /// All settings of a gateway that may stand in the file, in the order of the help.
-pub static SETTINGS: [&Setting; 32] = [
+pub static SETTINGS: [&Setting; 33] = [
     &setting::NATS_URL,
     &setting::CONTEXT,
     &setting::CREDS,
@@ -234,6 +240,7 @@ pub static SETTINGS: [&Setting; 32] = [
     &setting::TLS_CA,
     &setting::TLS_CERT,
     &setting::TLS_KEY,
+    &INBOX_PREFIX,
     &setting::NAMESPACE,
     &LISTEN,
     &HTTPS_CERT,
@@ -265,7 +272,7 @@ static OF_GATEWAY: Shape = Shape { settings: &SETTINGS, lists: &[] };
 pub fn resolve(flags: &Flags, environment: &dyn Fn(&str) -> Option<String>) -> Result<GatewayConfig, ConfigError> {
     let sources = Sources::open(flags, environment, OF_GATEWAY)?;
     let config = GatewayConfig {
-        access: access::read(&sources)?,
+        access: Access { inbox_prefix: sources.find(&INBOX_PREFIX).map(|given| given.text), ..access::read(&sources)? },
         namespace: namespace(&sources.get(&setting::NAMESPACE))?,
         listen: listen(&sources.get(&LISTEN))?,
         tls: tls(&sources)?,
@@ -417,6 +424,7 @@ mod tests {
         tls_ca = "/etc/ca.pem"
         tls_cert = "/etc/client.pem"
         tls_key = "/etc/client.key"
+        inbox_prefix = "_INBOX.gateway"
         namespace = "eu-1"
         listen = "0.0.0.0:443"
         https_cert = "/etc/cert.pem"
@@ -459,6 +467,7 @@ mod tests {
                 tls_ca: Some("/etc/ca.pem".into()),
                 tls_cert: Some("/etc/client.pem".into()),
                 tls_key: Some("/etc/client.key".into()),
+                inbox_prefix: Some("_INBOX.gateway".into()),
                 ..Access::at("nats://a:4222,nats://b:4222")
             },
             namespace: Namespace::new("eu-1").expect("valid"),

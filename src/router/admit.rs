@@ -146,7 +146,8 @@ pub(super) fn check(
     let head = RequestHead::read(known, Reading { trusted, sessions })?;
     let named = subject.model.map(subject::decode_model).transpose();
     let named = named.map_err(|e| RouteError::InvalidRequest(e.to_string()))?;
-    let (payload, sessions, prompts) = (message.payload(), router.sessions(), router.prompts());
+    let sessions = if identity::is_turn(known.get("rankpin-path")) { router.sessions() } else { Sessions::Off };
+    let (payload, prompts) = (message.payload(), router.prompts());
     let identity = match known.get("rankpin-body") {
         Some(_) => {
             let model = named.ok_or_else(|| RouteError::InvalidRequest(MODEL_ELSEWHERE.into()))?;

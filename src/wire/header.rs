@@ -79,7 +79,7 @@ pub const RETRY_AFTER: &str = "Retry-After";
 pub const CONTENT_TYPE: &str = "Content-Type";
 
 /// Every header that a router reads, in lower case.
-pub const NAMES: [&str; 29] = [
+pub const NAMES: [&str; 30] = [
     "rankpin-session-id",
     "rankpin-request-id",
     "rankpin-tenant",
@@ -93,6 +93,7 @@ pub const NAMES: [&str; 29] = [
     "rankpin-body",
     "rankpin-body-size",
     "rankpin-prefix-keys",
+    "rankpin-path",
     "content-type",
     "x-dynamo-worker-instance-id",
     "x-dynamo-dp-rank",

@@ -20,6 +20,15 @@ pub enum Sessions<'s> {
     On(&'s Sources),
 }
 
+/// Paths of engines' APIs (`Rankpin-Path`) whose requests are no turns of a conversation: nothing of them stays in a prefix
+/// cache for a later one. They have no session, and pin nothing.
+const NO_TURNS: [&str; 2] = ["/v1/messages/count_tokens", "/v1/embeddings"];
+
+/// Whether a request for this path may be a turn of a conversation.
+pub fn is_turn(path: Option<&str>) -> bool {
+    path.is_none_or(|path| !NO_TURNS.contains(&path.split('?').next().unwrap_or(path)))
+}
+
 /// Model and session of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Identity {

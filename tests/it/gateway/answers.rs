@@ -43,6 +43,31 @@ async fn every_api_answers_in_its_own_shape() {
     assert!(count["input_tokens"].as_u64().is_some_and(|tokens| tokens > 0), "{count}");
 }
 
+/// A count of tokens before the first turn is the opening of no conversation, nor is a text that is embedded.
+#[tokio::test]
+async fn what_is_no_turn_pins_nothing() {
+    let cluster = Cluster::start().await;
+    let gateway = Gateway::start(&cluster, &[]).await;
+    let _sim = sim(&cluster, &["--speed", "100", "--dp-size", "4"]).await;
+    let said = |role: &str, words: &str| json!({"role": role, "content": words});
+    let turn = |messages: &[Value]| json!({"model": "m", "max_tokens": 4, "messages": messages});
+    let opening = turn(&[said("user", "one")]);
+    for (path, body) in [
+        ("/v1/messages/count_tokens", opening.clone()),
+        ("/v1/messages/count_tokens?beta=true", opening.clone()),
+        ("/v1/embeddings", json!({"model": "m", "input": "one"})),
+    ] {
+        let answer = gateway.post(path, &body).await;
+        assert_eq!((answer.status, answer.header("x-rankpin-decision")), (200, Some("unpinned")), "{path}");
+    }
+    let first = gateway.post("/v1/messages", &opening).await;
+    cluster.routers[0].reaches("derived_pins", 1.0).await;
+    let later = turn(&[said("user", "one"), said("assistant", "two"), said("user", "three")]);
+    let second = gateway.post("/v1/messages", &later).await;
+    assert_eq!(second.header("x-rankpin-decision"), Some("pinned,derived"));
+    assert_eq!(second.header("x-rankpin-dp-rank"), first.header("x-rankpin-dp-rank"));
+}
+
 #[tokio::test]
 async fn every_api_streams_its_own_events() {
     let cluster = Cluster::start().await;
