@@ -61,7 +61,7 @@ async fn what_is_no_turn_pins_nothing() {
         assert_eq!((answer.status, answer.header("x-rankpin-decision")), (200, Some("unpinned")), "{path}");
     }
     let first = gateway.post("/v1/messages", &opening).await;
-    cluster.routers[0].reaches("derived_pins", 1.0).await;
+    cluster.routers[0].reaches("derived_pins_mirrored", 1.0).await;
     let later = turn(&[said("user", "one"), said("assistant", "two"), said("user", "three")]);
     let second = gateway.post("/v1/messages", &later).await;
     assert_eq!(second.header("x-rankpin-decision"), Some("pinned,derived"));
