@@ -71,8 +71,8 @@ async fn the_demo_shows_that_affinity_holds_and_leaves_nothing_behind() {
 async fn a_demo_that_is_stopped_leaves_nothing_behind() {
     let dir = directory();
     let mut demo = Process::start("demo", rankpin(&["demo", "--speed", "0.1"], &dir), dir.path());
-    // A server, two routers, two workers, each with a guard that outlives the demo to end it, and the demo itself.
-    let all = async || (left_running(&temporary(&dir)).len() >= 2 * 5 + 1).then_some(());
+    // A server, two routers and two workers, each with a guard that outlives the demo to end it, and the demo itself: 11.
+    let all = async || (left_running(&temporary(&dir)).len() >= 11).then_some(());
     eventually("all its processes run", LONG, all).await;
     demo.signal(Signal::Terminate);
     assert!(!demo.wait(LONG).await.success());
