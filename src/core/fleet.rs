@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use foldhash::fast::RandomState;
 
+use super::hash;
 use super::id::{DpRank, InstanceId, Model, WorkerId};
 use super::kv::Index;
 use super::load::Report;
@@ -79,6 +80,8 @@ impl WorkerSlot {
 pub struct Worker {
     /// What it declares.
     pub spec: WorkerSpec,
+    /// A hash of its kind of device.
+    device: u64,
     /// When its next turn is.
     turn: f64,
     /// The rank that was last picked on it.
@@ -232,6 +235,7 @@ impl Fleet {
             worker.totals.clear();
         }
         let gone = worker.handle_other_ranks(&spec);
+        worker.device = hash::device(&spec.device);
         worker.spec = spec;
         drop(worker);
         self.list(index);
@@ -439,6 +443,7 @@ impl Fleet {
         let id = spec.id.clone();
         let work = self.begin_work(&spec);
         let worker = Worker {
+            device: hash::device(&spec.device),
             spec,
             turn: 0.0,
             last_rank: None,

@@ -84,7 +84,7 @@ impl Router {
     /// where replies would pass for events.
     pub(super) fn may_reply_to(&self, reply: &str) -> bool {
         self.config.reply_prefixes.iter().any(|prefix| reply.starts_with(prefix.as_str()))
-            && !reply.contains(['*', '>'])
+            && memchr::memchr2(b'*', b'>', reply.as_bytes()).is_none()
             && !reply.starts_with(&self.inbox_prefix)
     }
 

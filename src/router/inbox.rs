@@ -72,11 +72,11 @@ pub fn take(router: &Router, message: Message) {
 impl Router {
     /// Subject of the inbox on which a worker answers an attempt of a request.
     pub(super) fn inbox_of(&self, seq: Seq, attempt: u32) -> String {
-        use std::fmt::Write as _;
         // Every request has one, so it is written without growing.
-        let mut subject = String::with_capacity(self.inbox.len() + 28);
-        subject.push_str(&self.inbox);
-        let _ = write!(subject, "{seq:x}-{attempt}");
+        let mut subject = String::with_capacity(self.inbox.len() + 32);
+        for part in [&self.inbox, itoa::Buffer::new().format(seq), "-", itoa::Buffer::new().format(attempt)] {
+            subject.push_str(part);
+        }
         subject
     }
 
@@ -94,7 +94,7 @@ impl Router {
             let index = u32::from_str_radix(index, 16).ok()?;
             return Some(About::Probe(WorkerSlot::from_parts(index, count)));
         }
-        Some(About::Attempt(u64::from_str_radix(number, 16).ok()?, count))
+        Some(About::Attempt(number.parse().ok()?, count))
     }
 
     fn hear(&self, message: Message) -> Option<Late> {
@@ -169,8 +169,8 @@ impl Router {
         drop(state);
         match at_once {
             AtOnce::Nothing => {}
-            AtOnce::Accepted(resting) => passing::accepted(*resting),
-            AtOnce::Finished(resting, finished) => passing::finished(*resting, &finished),
+            AtOnce::Accepted(resting) => passing::accepted(resting),
+            AtOnce::Finished(resting, finished) => passing::finished(resting, &finished),
         }
         None
     }

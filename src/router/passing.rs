@@ -30,28 +30,27 @@ pub fn take(router: &Arc<Router>, message: Message) {
 
 fn begin(mut request: Request) {
     match request.place_in_passing() {
-        Ok(stage) => request.rest_or_start(stage),
+        Ok(stage) => rest_or_start(Box::new(Resting { request, stage })),
         Err(error) => request.fail_at_once(&error),
     }
 }
 
 /// The worker of a request at rest has accepted it.
-pub fn accepted(resting: Resting) {
-    let Resting { mut request, stage } = resting;
-    let stage = match stage {
+pub fn accepted(mut resting: Box<Resting>) {
+    resting.stage = match std::mem::replace(&mut resting.stage, Stage::Placing(None)) {
         Stage::Sent(decision, _) => {
-            request.settle(&decision);
+            resting.request.settle(&decision);
             Stage::Accepted(decision)
         }
-        Stage::Placing(_) | Stage::Accepted(_) => stage,
+        stage @ (Stage::Placing(_) | Stage::Accepted(_)) => stage,
     };
-    request.rest_or_start(stage);
+    rest_or_start(resting);
 }
 
 /// The worker of a request at rest is done.
-pub fn finished(resting: Resting, finished: &Finished) {
-    let Resting { mut request, stage } = resting;
-    match &stage {
+pub fn finished(mut resting: Box<Resting>, finished: &Finished) {
+    let Resting { request, stage } = &mut *resting;
+    match stage {
         Stage::Placing(_) => {}
         // A worker may leave `accepted` out where `finished` follows at once.
         Stage::Sent(decision, _) => {
@@ -87,35 +86,34 @@ impl Request {
         let until = self.dispatch(&decision)?;
         Ok(Stage::Sent(decision, until))
     }
+}
 
-    /// Rests where only the worker is waited for, and goes on in a task of its own where not.
-    fn rest_or_start(self, stage: Stage) {
-        let (router, seq) = (Arc::clone(&self.router), self.seq());
-        let (rests, wake_at) = match &stage {
-            Stage::Placing(_) => (false, None),
-            // A plain responder may take as long as the request may wait: others' times would stand behind its.
-            Stage::Sent(_, until) => (*until <= Instant::now() + self.router.config.accept_timeout, Some(*until)),
-            Stage::Accepted(_) => (true, None),
-        };
-        let mut state = router.state();
-        let mut resting = Box::new(Resting { request: self, stage });
-        if rests {
-            let first = state.live.next_wake().is_none();
-            match state.live.rest(resting, wake_at) {
-                Ok(()) => {
-                    drop(state);
-                    if first && wake_at.is_some() {
-                        router.wake_up.notify_one();
-                    }
-                    return;
+/// Lets a request rest where only the worker is waited for; where not, it goes on in a task of its own.
+fn rest_or_start(mut resting: Box<Resting>) {
+    let (router, seq) = (Arc::clone(&resting.request.router), resting.request.seq());
+    let (rests, wake_at) = match &resting.stage {
+        Stage::Placing(_) => (false, None),
+        // A plain responder may take as long as the request may wait: others' times would stand behind its.
+        Stage::Sent(_, until) => (*until <= Instant::now() + router.config.accept_timeout, Some(*until)),
+        Stage::Accepted(_) => (true, None),
+    };
+    let mut state = router.state();
+    if rests {
+        let first = state.live.next_wake().is_none();
+        match state.live.rest(resting, wake_at) {
+            Ok(()) => {
+                drop(state);
+                if first && wake_at.is_some() {
+                    router.wake_up.notify_one();
                 }
-                Err(back) => resting = back,
+                return;
             }
+            Err(back) => resting = back,
         }
-        let mail = state.live.give_task(seq);
-        drop(state);
-        route::start(*resting, mail);
     }
+    let mail = state.live.give_task(seq);
+    drop(state);
+    route::start(*resting, mail);
 }
 
 /// Gives a task to requests at rest whose worker has said nothing in time; for ever.

@@ -108,12 +108,12 @@ impl Event {
         payload: &[u8],
     ) -> Result<Self, EventError> {
         let find = |name| header::find(headers.clone(), name);
-        let kind = find(header::EVENT).ok_or(EventError::NoEvent)?;
-        match kind {
+        let [kind, content_type] = header::find_all(headers.clone(), [header::EVENT, header::CONTENT_TYPE]);
+        match kind.ok_or(EventError::NoEvent)? {
             ACCEPTED => Ok(Self::Accepted),
             PROGRESS => Ok(Self::Progress),
             FINISHED => {
-                let encoding = Encoding::of(find(header::CONTENT_TYPE));
+                let encoding = Encoding::of(content_type);
                 Ok(Self::Finished(encoding.read(payload).unwrap_or_else(|| Finished::outcome(Outcome::Error))))
             }
             REJECTED => Ok(Self::Rejected(Rejection::read(find, payload))),

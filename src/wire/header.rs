@@ -131,6 +131,8 @@ pub const PARENT_NAMES: [&str; 5] = [
 #[derive(Debug)]
 pub struct Known<'h> {
     found: [Option<Found<'h>>; NAMES.len()],
+    /// Which of them there are: a bit each. Most of what is asked for is not there.
+    there: u32,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -143,7 +145,7 @@ impl<'h> Known<'h> {
     /// One pass over (name, value) pairs. Values of one spelling come in their order on the wire; spellings of one
     /// name may come in any order.
     pub fn read(headers: impl Iterator<Item = (&'h str, &'h str)>) -> Self {
-        let mut found = [None; NAMES.len()];
+        let (mut found, mut there) = ([None; NAMES.len()], 0);
         for (spelling, value) in headers {
             let Some(index) = index_of(spelling) else {
                 continue;
@@ -155,14 +157,16 @@ impl<'h> Known<'h> {
             let slot: &mut Option<Found<'h>> = &mut found[index];
             if slot.is_none_or(|old| spelling < old.spelling) {
                 *slot = Some(Found { spelling, value });
+                there |= 1 << index;
             }
         }
-        Self { found }
+        Self { found, there }
     }
 
     /// Value of a header, by its lower-case name: never blank.
     pub fn get(&self, name: &str) -> Option<&'h str> {
-        self.found[index_of(name)?].map(|found| found.value)
+        let index = places(name.len(), self.there).find(|index| NAMES[*index] == name)?;
+        self.found[index].map(|found| found.value)
     }
 
     /// Value of the first of these names that has one.
@@ -172,16 +176,17 @@ impl<'h> Known<'h> {
 }
 
 fn index_of(name: &str) -> Option<usize> {
-    // Few names have the same length.
-    let mut candidates = *OF_LENGTH.get(name.len())?;
-    while candidates != 0 {
-        let index = candidates.trailing_zeros() as usize;
-        if NAMES[index].eq_ignore_ascii_case(name) {
-            return Some(index);
-        }
-        candidates &= candidates - 1;
-    }
-    None
+    places(name.len(), u32::MAX).find(|index| NAMES[*index].eq_ignore_ascii_case(name))
+}
+
+/// Places of the names of a length, among these: few names have the same.
+fn places(length: usize, mut among: u32) -> impl Iterator<Item = usize> {
+    among &= OF_LENGTH.get(length).copied().unwrap_or(0);
+    std::iter::from_fn(move || {
+        let place = (among != 0).then(|| among.trailing_zeros() as usize);
+        among &= among.wrapping_sub(1);
+        place
+    })
 }
 
 /// Which of the [`NAMES`] have this length: a bit each.

@@ -72,19 +72,17 @@ impl Subjects {
 
     /// `{ns}.worker.{worker}.rank.{r}`.
     pub fn rank(&self, worker: &WorkerId, rank: DpRank) -> String {
-        use std::fmt::Write as _;
-        // Every request has one, so it is written without growing.
-        let mut subject = String::with_capacity(self.ns.as_str().len() + worker.as_str().len() + 24);
-        for part in [self.ns.as_str(), ".worker.", worker.as_str(), ".rank."] {
-            subject.push_str(part);
-        }
-        let _ = write!(subject, "{rank}");
-        subject
+        self.of_worker(worker, ".rank.", itoa::Buffer::new().format(rank.0))
     }
 
     /// `{ns}.worker.{worker}.any`, for requests without a rank.
     pub fn any(&self, worker: &WorkerId) -> String {
-        format!("{}.worker.{worker}.any", self.ns)
+        self.of_worker(worker, ".any", "")
+    }
+
+    /// Every request has one, so it is written without growing.
+    fn of_worker(&self, worker: &WorkerId, what: &str, which: &str) -> String {
+        [self.ns.as_str(), ".worker.", worker.as_str(), what, which].concat()
     }
 
     /// `{ns}.worker.{worker}.cancel`, for cancels and probes.

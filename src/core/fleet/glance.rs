@@ -6,7 +6,6 @@ use std::time::Instant;
 
 use super::work::Work;
 use super::{Fleet, REPORT_COUNTS_FOR, Worker, WorkerSlot};
-use crate::core::hash;
 use crate::core::id::{Model, RankRange};
 use crate::core::worker::WorkerState;
 
@@ -54,7 +53,7 @@ impl Glance {
             weight: spec.weight,
             shares: spec.shares(),
             max_inflight: spec.max_inflight,
-            device: hash::device(&spec.device),
+            device: worker.device,
             work: worker.work(),
             turn: worker.turn,
             own: worker.in_flight(),

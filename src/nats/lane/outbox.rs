@@ -151,9 +151,7 @@ impl Outbox {
     }
 
     fn number(&mut self, number: usize) {
-        use std::io::Write as _;
-        // Writing to a vector cannot fail.
-        let _ = write!(self.text, "{number}");
+        self.text.extend_from_slice(itoa::Buffer::new().format(number).as_bytes());
     }
 
     /// The bytes from a place on, in at most [`SLICES`] slices; how many there are.
