@@ -1,6 +1,6 @@
 # What this project is worked on with; `make` alone lists it.
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-sdk test-compose test-vllm check-deploy chaos chaos-jobs bench fuzz fmt lint docs schemas sbom audit permissions
+.PHONY: help demo test test-sdk test-agents test-compose test-vllm check-deploy chaos chaos-jobs bench fuzz fmt lint docs schemas sbom audit permissions
 
 help: ## List what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -20,6 +20,10 @@ test: ## Run all tests, the integration tests against a real NATS server
 test-sdk: ## Run the official Python client libraries (openai, anthropic, litellm) against a gateway
 	cargo build --locked
 	scripts/test-sdk
+
+test-agents: ## Run coding agents from npm (Codex, OpenCode, Claude Code) against a gateway
+	cargo build --locked
+	scripts/test-agents
 
 # A directory with vLLM installed in venv/ and a model that it serves in model/.
 VLLM ?=
