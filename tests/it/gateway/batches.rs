@@ -171,7 +171,7 @@ async fn a_batch_whose_time_is_up_when_it_is_taken_over_leaves_no_job_behind() {
     let results = jetstream::new(cluster.client.clone()).get_stream("rankpin_results").await.expect("it is there");
     let subject = format!("rankpin.result.{}-1", stopped["id"].as_str().expect("an id"));
     let result = results.get_last_raw_message_by_subject(&subject).await.expect("the job has a result");
-    assert_eq!(result.headers.get("Nats-Service-Error").map(|code| code.as_str()), Some("cancelled"));
+    assert_eq!(result.headers.get("Nats-Service-Error").map(async_nats::HeaderValue::as_str), Some("cancelled"));
 }
 
 #[tokio::test]
