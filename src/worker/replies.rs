@@ -247,14 +247,16 @@ impl ReplyStream {
             To::Nobody => Ok(()),
             To::Inbox(to) => {
                 fits?;
-                let question = match place {
+                let headers = Lines::from(&headers);
+                match place {
                     Place::Middle => {
                         let listener = self.listener.get_or_insert_with(|| self.outlet.listener(self.cancel.clone()));
-                        listener.ask(Instant::now())
+                        let question = listener.ask(Instant::now());
+                        self.outlet.publish(to, question.as_deref(), &headers, &payload).await
                     }
-                    Place::Last => None,
-                };
-                self.outlet.publish(to, question.as_deref(), &Lines::from(&headers), &payload).await
+                    // A part that is lost is missed when the next one comes. After the last one nothing comes.
+                    Place::Last => self.outlet.publish_assured(to, &headers, &payload).await,
+                }
             }
             To::Results(results) => {
                 fits?;
@@ -353,7 +355,8 @@ impl Events {
     async fn tell(&self, kind: &str, mut headers: Headers, payload: Bytes) {
         let Some(to) = &self.to else { return };
         headers.set(header::EVENT, kind);
-        if let Err(problem) = self.outlet.publish(to, None, &Lines::from(&headers), &payload).await {
+        let sent = self.outlet.publish_assured(to, &Lines::from(&headers), &payload).await;
+        if let Err(problem) = sent {
             tracing::debug!(event = kind, %problem, "the router could not be told");
         }
     }
