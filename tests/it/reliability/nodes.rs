@@ -220,9 +220,7 @@ async fn a_server_that_takes_its_leave_costs_no_request_of_others() {
     let (counts, ()) = join(load, leaving).await;
     let (turns, refused, moved) =
         counts.into_iter().fold((0, 0, 0), |all, one| (all.0 + one.0, all.1 + one.1, all.2 + one.2));
-    println!(
-        "{turns} turns were served while a server left, {refused} ended in an error, {moved} moved their session"
-    );
+    println!("{turns} turns were served while a server left, {refused} ended in an error, {moved} moved their session");
     // What is lost with a connection is told, and each connection is lost once.
     assert!(turns > refused && refused <= 2 * places.len(), "{turns} served, {refused} refused");
     // While its own server leaves, a router may not hear where another has moved a session that nobody listened to. Then
