@@ -1,9 +1,9 @@
 # What this project is worked on with; `make` alone lists it.
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-sdk test-compose test-vllm check-deploy chaos chaos-jobs bench fuzz fmt lint docs schemas sbom audit permissions
+.PHONY: help demo test test-sdk test-agents test-compose test-vllm check-deploy chaos chaos-jobs bench bench-gateway fuzz fmt lint docs schemas sbom audit permissions
 
 help: ## List what can be made
-	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 # Recorded conversations that the demo plays besides its own, where they are there.
 CONVERSATIONS ?= $(wildcard ../shared/data/conversations.jsonl)
@@ -14,12 +14,23 @@ demo: ## Play conversations without affinity, with it, and while a worker is kil
 bench: ## Measure what the router costs
 	cargo run --locked --release -- bench
 
+# A virtual environment with vllm-router and sglang-router, to be measured in the same run.
+PEERS ?=
+
+bench-gateway: ## Measure gateway, router and bridge beside direct HTTP and other routers: make bench-gateway PEERS=venv
+	cargo build --locked --release
+	RANKPIN_NATS_SERVER="$$(scripts/nats-server)" scripts/bench-gateway --rankpin target/release/rankpin $(addprefix --peers ,$(PEERS))
+
 test: ## Run all tests, the integration tests against a real NATS server
 	RANKPIN_NATS_SERVER="$$(scripts/nats-server)" && export RANKPIN_NATS_SERVER && cargo test --locked
 
 test-sdk: ## Run the official Python client libraries (openai, anthropic, litellm) against a gateway
 	cargo build --locked
 	scripts/test-sdk
+
+test-agents: ## Run coding agents from npm (Codex, OpenCode, Claude Code) against a gateway
+	cargo build --locked
+	scripts/test-agents
 
 # A directory with vLLM installed in venv/ and a model that it serves in model/.
 VLLM ?=

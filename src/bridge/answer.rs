@@ -6,6 +6,11 @@ use serde_json::Value;
 
 use crate::wire::event::{Finished, Outcome};
 
+/// The last events of Anthropic's messages and OpenAI's responses.
+const LAST_EVENTS: [&str; 4] = ["message_stop", "response.completed", "response.incomplete", "response.failed"];
+/// The field of OpenAI's chat and completions that says why the model stopped; null until it has.
+const FINISH_REASON: &[u8] = b"\"finish_reason\"";
+
 /// What a request has cost, as far as the engine has said so.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Tally {
@@ -38,6 +43,13 @@ struct Seen {
 struct Inner {
     id: Option<String>,
     usage: Option<Usage>,
+}
+
+/// An event that says in its data what it is.
+#[derive(Debug, Deserialize)]
+struct Typed<'d> {
+    #[serde(rename = "type")]
+    kind: &'d str,
 }
 
 /// Usage in the words of each API.
@@ -122,6 +134,23 @@ pub fn error_in(name: Option<&str>, data: &[u8]) -> Option<StreamError> {
     Some(StreamError { status: status_of(inner.unwrap_or(&parsed)) })
 }
 
+/// Whether an event says that the answer is whole: a reason why the model stopped, or the last event of an API that has one.
+/// `[DONE]` is told apart by whoever reads the stream.
+pub fn is_end(name: Option<&str>, data: &[u8]) -> bool {
+    if name.is_some_and(|name| LAST_EVENTS.contains(&name)) {
+        return true;
+    }
+    if let Some(at) = memmem::find(data, FINISH_REASON) {
+        let value = data[at + FINISH_REASON.len()..].trim_ascii_start();
+        let value = value.strip_prefix(b":").map_or(&b"null"[..], <[u8]>::trim_ascii_start);
+        return !value.starts_with(b"null");
+    }
+    // Servers that name no events write what they are into their data.
+    name.is_none()
+        && LAST_EVENTS.iter().any(|last| memmem::find(data, last.as_bytes()).is_some())
+        && serde_json::from_slice::<Typed<'_>>(data).is_ok_and(|event| LAST_EVENTS.contains(&event.kind))
+}
+
 /// The status of an error by its code or, where it has none, by the words of its type.
 fn status_of(error: &Value) -> u16 {
     let code = error.get("code");
@@ -176,6 +205,30 @@ mod tests {
         let nothing =
             tally(&[r#"{"choices":[],"usage":null}"#, "no json with \"usage\"", r#"{"usage":{"prompt_tokens":-1}}"#]);
         assert_eq!(nothing, Finished::outcome(Outcome::Ok));
+    }
+
+    #[test]
+    fn the_end_of_an_answer_is_told_from_words_about_it() {
+        let end = |name, data: &str| is_end(name, data.as_bytes());
+        assert!(end(None, r#"{"choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}"#));
+        assert!(end(None, r#"{"choices":[{"text":"","finish_reason" : "length"}]}"#));
+        assert!(end(Some("message_stop"), r#"{"type":"message_stop"}"#));
+        assert!(end(None, r#"{"type":"message_stop"}"#));
+        assert!(end(Some("response.incomplete"), "{}"));
+        assert!(end(None, r#"{"response":{},"type":"response.completed"}"#));
+        for data in [
+            r#"{"choices":[{"delta":{"content":"a"},"finish_reason":null}]}"#,
+            r#"{"choices":[{"delta":{"content":"a"},"finish_reason": null}]}"#,
+            r#"{"choices":[{"delta":{"content":"\"finish_reason\":\"stop\""}}]}"#,
+            r#"{"type":"content_block_delta","delta":{"text":"message_stop"}}"#,
+            r#"{"type":"response.output_text.delta","delta":"response.completed"}"#,
+            "message_stop",
+            "\"finish_reason\"",
+            "",
+        ] {
+            assert!(!end(None, data), "{data}");
+        }
+        assert!(!end(Some("message_delta"), r#"{"type":"message_delta"}"#));
     }
 
     #[test]

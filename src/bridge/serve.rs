@@ -162,11 +162,13 @@ impl HttpEngine {
         let mut body = answer.into_body();
         let (mut reader, mut events) = (Reader::default(), Vec::new());
         let (mut patience, mut setting) = (self.patience.answer, "--answer-timeout");
+        let mut is_whole = false;
         replies.set_content_type(Encoding::Json.media_type());
         loop {
             let frame = match tokio::time::timeout(patience, body.frame()).await {
                 Ok(Some(frame)) => frame.map_err(|e| broken(target, &HttpError::Broken(http::chain(&e))))?,
-                Ok(None) => return Ok(()),
+                Ok(None) if is_whole => return Ok(()),
+                Ok(None) => return Err(unfinished(target)),
                 Err(_) => return Err(self.silent(target, patience, setting)),
             };
             let Ok(data) = frame.into_data() else { continue };
@@ -177,6 +179,7 @@ impl HttpEngine {
                     let _ = tokio::time::timeout(REST_TIMEOUT, http::read(body, MAX_ERROR_BYTES)).await;
                     return Ok(());
                 }
+                is_whole |= answer::is_end(event.name.as_deref(), &event.data);
                 self.pass_on(target, event, replies, tally).await?;
                 (patience, setting) = (self.patience.idle, "--idle-timeout");
             }
@@ -253,6 +256,13 @@ fn broken(target: &Target<'_>, problem: &HttpError) -> Failure {
         HttpError::TooLarge(_) => failed(502, "engine_answer", format!("{}: {problem}", target.endpoint.base)),
         HttpError::Broken(_) | HttpError::Silent(_) | HttpError::Status(_) => lost(target, &problem.to_string()).into(),
     }
+}
+
+/// A stream that was closed in good order, as by a server that shuts down, in the middle of an answer.
+fn unfinished(target: &Target<'_>) -> Failure {
+    target.endpoint.suspect();
+    let words = format!("the engine at {} ended its stream before the end of its answer", target.endpoint.base);
+    failed(502, "engine_stream", words)
 }
 
 fn failed(status: u16, code: &str, message: String) -> Failure {

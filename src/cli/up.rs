@@ -95,6 +95,7 @@ impl Args {
 fn words(event: &Event, simulated: bool) -> String {
     let Ready { gateway, nats, models } = match event {
         Event::Waiting { engine } => return format!("waiting for the engine ({engine})"),
+        Event::Drained => return "its worker was drained (rankpin drain), so all of it ends".to_owned(),
         Event::Ready(ready) => ready,
     };
     let model = models.first().map_or("sim", String::as_str);

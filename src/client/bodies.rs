@@ -6,7 +6,8 @@ use std::time::Duration;
 use tracing::debug;
 
 use super::{ClientError, Request};
-use crate::nats::objects::{Making, Objects};
+use crate::core::id::RequestId;
+use crate::nats::objects::{Making, Objects, ObjectsError};
 use crate::nats::{ConnectError, Link, LinkOptions};
 use crate::wire::body::{self, Wanted};
 use crate::wire::claim::{self, Claim};
@@ -43,10 +44,6 @@ impl Bodies {
     /// made of it. Returns the name of the object, to be forgotten in the end.
     pub async fn store(&self, request: &mut Request) -> Result<String, ClientError> {
         let name = uuid::Uuid::now_v7().simple().to_string();
-        let claim = Claim::of(name.clone(), &request.body);
-        for (header, value) in claim.headers() {
-            request.headers.set(header, &value);
-        }
         let encoding = Encoding::of(request.headers.find(header::CONTENT_TYPE));
         let wanted = Wanted { elements: true, ..Wanted::default() };
         if let Some(model) = &request.model
@@ -56,10 +53,34 @@ impl Bodies {
             // Nowhere else they are believed.
             request.trusted = true;
         }
+        for (header, value) in Claim::of(name.clone(), &request.body).headers() {
+            request.headers.set(header, &value);
+        }
         let body = std::mem::take(&mut request.body);
-        let stored = self.objects.put(&name, std::collections::HashMap::new(), &body[..]).await;
-        stored.map_err(|error| ClientError::LargeBody(error.to_string()))?;
+        self.put(&name, &body).await.map_err(|error| ClientError::LargeBody(error.to_string()))?;
         Ok(name)
+    }
+
+    /// Stores the body of a job under the job's id, unless it lies there already: a worker may be reading it. Returns the
+    /// headers that say so.
+    pub async fn store_job(&self, id: &RequestId, body: &[u8]) -> Result<[(&'static str, String); 3], ObjectsError> {
+        match self.objects.info(id.as_str()).await {
+            Ok(info) if info.size == body.len() as u64 => {}
+            Ok(_) | Err(ObjectsError::Missing) => self.put(id.as_str(), body).await?,
+            Err(error) => return Err(error),
+        }
+        Ok(Claim::of(id.as_str().to_owned(), body).headers())
+    }
+
+    async fn put(&self, name: &str, body: &[u8]) -> Result<(), ObjectsError> {
+        self.objects.put(name, std::collections::HashMap::new(), body).await.map(drop)
+    }
+
+    /// Deletes the body of a job.
+    pub async fn forget_job(&self, id: &RequestId) {
+        if let Err(error) = self.objects.delete(id.as_str()).await {
+            debug!(%error, "the large body of a job was not deleted, and stays until its time is up");
+        }
     }
 
     /// Deletes a body: nobody needs it any more. It would go by itself in time.

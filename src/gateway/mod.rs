@@ -146,7 +146,7 @@ async fn start(config: GatewayConfig) -> Result<Running, GatewayError> {
         client,
         keys,
         carried: AllowList::new(&config),
-        models: Models::new(Bucket::new(store, &subjects.workers_bucket())),
+        models: Models::new(Bucket::new(store, &subjects.workers_bucket()), config.namespace.clone()),
         batches,
         metrics: Arc::clone(&metrics),
         stopping: stopping.clone(),
@@ -188,7 +188,11 @@ async fn batches(config: &GatewayConfig, subjects: &Subjects, store: &Link) -> R
         config::Batches::Off => return Ok(None),
         config::Batches::On { max_file, max_age } => (max_file, max_age),
     };
-    let jobs = JobsOptions { link: link_options(config, "jobs")?, namespace: config.namespace.clone() };
+    let jobs = JobsOptions {
+        link: link_options(config, "jobs")?,
+        namespace: config.namespace.clone(),
+        large_bodies: large_bodies(config),
+    };
     let jobs = Jobs::connect(jobs).await?;
     // Over a connection of their own: files would hold up what is asked of the bucket.
     let link = Link::open(link_options(config, "files")?).await?;
@@ -204,16 +208,20 @@ fn link_options(config: &GatewayConfig, role: &str) -> Result<LinkOptions, Acces
     config.access.link(&format!("rankpin gateway {role}"))
 }
 
+fn large_bodies(config: &GatewayConfig) -> Option<client::LargeBodies> {
+    match config.large_bodies {
+        LargeBodies::ObjectStore { max_age } => Some(client::LargeBodies { max_age, replicas: config.replicas }),
+        LargeBodies::Refused => None,
+    }
+}
+
 fn client_options(config: &GatewayConfig) -> Result<ClientOptions, AccessError> {
     let link = link_options(config, "requests")?;
     Ok(ClientOptions {
         namespace: config.namespace.clone(),
         max_open: config.max_requests,
         stream_capacity: STREAM_CAPACITY,
-        large_bodies: match config.large_bodies {
-            LargeBodies::ObjectStore { max_age } => Some(client::LargeBodies { max_age, replicas: config.replicas }),
-            LargeBodies::Refused => None,
-        },
+        large_bodies: large_bodies(config),
         ..ClientOptions::of(link)
     })
 }

@@ -1,4 +1,4 @@
-//! `/v1/models`: what the registered workers serve.
+//! `/v1/models`: what the registered workers serve, and the aliases of these models that routers know.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -10,26 +10,39 @@ use serde_json::{Value, json};
 use tokio::sync::Mutex;
 
 use super::problem::Problem;
+use crate::core::alias::MAX_ALIASES;
+use crate::core::id::Namespace;
 use crate::nats::bucket::{Bucket, Unreachable};
+use crate::wire::Encoding;
 use crate::wire::registration::Registration;
+use crate::wire::service::{Info, MAX_ANSWER_BYTES, NAME, NAMESPACE, PREFIX, Verb};
 
 /// How long a list of models counts.
 const FRESH: Duration = Duration::from_secs(1);
+/// How long the aliases count that routers have told: they change with a router's restart.
+const ALIASES_FRESH: Duration = Duration::from_secs(10);
+/// How long routers may take to tell them. How many there are is not known, so that it is always waited for.
+const ROUTERS_WAIT: Duration = Duration::from_millis(250);
 
 /// The models of a namespace, read from the workers' bucket when they are asked for.
 #[derive(Debug)]
 pub struct Models {
     workers: Bucket,
+    namespace: Namespace,
     last: Mutex<Option<(Instant, Arc<Listed>)>>,
+    aliases: Mutex<Option<(Instant, Aliases)>>,
 }
+
+/// Aliases, each with the models that it leads to.
+type Aliases = BTreeMap<String, Vec<String>>;
 
 /// Model names, each with the unix time in seconds since which the oldest registration that serves it stands.
 type Listed = BTreeMap<String, u64>;
 
 impl Models {
-    /// The models of these workers.
-    pub fn new(workers: Bucket) -> Self {
-        Self { workers, last: Mutex::default() }
+    /// The models of the workers in this bucket of a namespace.
+    pub fn new(workers: Bucket, namespace: Namespace) -> Self {
+        Self { workers, namespace, last: Mutex::default(), aliases: Mutex::default() }
     }
 
     /// All of them. Whoever asks at the same time gets the same list.
@@ -54,7 +67,34 @@ impl Models {
                 *known = since.min(*known);
             }
         }
+        for (alias, targets) in self.aliases().await {
+            // One that leads to nothing that is served would be answered 404.
+            if let Some(since) = targets.iter().filter_map(|target| models.get(target)).min().copied() {
+                models.entry(alias).or_insert(since);
+            }
+        }
         Ok(models)
+    }
+
+    /// The aliases that routers know; none where none answers.
+    async fn aliases(&self) -> Aliases {
+        let mut last = self.aliases.lock().await;
+        if let Some((_, aliases)) = last.as_ref().filter(|(told, _)| told.elapsed() < ALIASES_FRESH) {
+            return aliases.clone();
+        }
+        let subject = format!("{PREFIX}.{}.{NAME}", Verb::Info.word());
+        let answers = self.workers.link().ask_all(&subject, ROUTERS_WAIT).await.unwrap_or_default();
+        let read = answers.iter().filter(|answer| answer.len() <= MAX_ANSWER_BYTES);
+        let routers = read.filter_map(|answer| Encoding::Json.read::<Info>(answer));
+        let ours = |info: &Info| info.head.metadata.get(NAMESPACE).is_some_and(|ns| ns == self.namespace.as_str());
+        let mut told = None;
+        for router in routers.filter(ours) {
+            let aliases: &mut Aliases = told.get_or_insert_default();
+            aliases.extend(router.aliases().into_iter().take(MAX_ALIASES));
+        }
+        // Where no router is there yet it is asked again with the next list.
+        *last = told.map(|aliases| (Instant::now(), aliases));
+        last.as_ref().map(|(_, aliases)| aliases.clone()).unwrap_or_default()
     }
 
     /// Answers `/v1/models`, or `/v1/models/{name}`.

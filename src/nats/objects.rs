@@ -86,6 +86,11 @@ impl Objects {
         Self { link, name: name.to_owned(), made_with: None, open: Arc::default() }
     }
 
+    /// Makes the store, where it is missing.
+    pub async fn provide(&self) -> Result<(), ObjectsError> {
+        self.opened().await.map(drop)
+    }
+
     /// Stores an object under a name, in place of the one that is there. Returns its size.
     pub async fn put(
         &self,

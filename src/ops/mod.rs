@@ -7,6 +7,7 @@ pub mod fleet;
 pub mod permissions;
 pub mod pins;
 pub mod routers;
+pub mod stores;
 
 use crate::nats::bucket::Unreachable;
 use crate::nats::{AccessError, ConnectError, JetStreamError};

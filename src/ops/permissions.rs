@@ -20,7 +20,7 @@ use crate::wire::subject::{ANY_QUEUE, JOBS_CONSUMER, QUEUE, Subjects};
 pub enum Role {
     /// Sends requests.
     Frontend,
-    /// Sends requests whose tenant and priority are believed.
+    /// Sends requests whose tenant and priority are believed, lists models, keeps large bodies, files and batches.
     Gateway,
     /// Submits durable jobs, and reads results.
     Batch,
@@ -117,8 +117,26 @@ impl Names {
     }
 
     fn gateway(&self) -> Allowed {
+        let (ns, [_, results, _]) = (&self.ns, self.streams());
         let mut allowed = self.frontend();
-        allowed.publish.push(format!("{}.trusted.>", self.ns));
+        allowed.publish.extend([
+            format!("{ns}.trusted.>"),
+            // Models are what workers are registered for, and the aliases that routers tell.
+            format!("{}.{}.{}", service::PREFIX, service::Verb::Info.word(), service::NAME),
+            // A batch is jobs; one that is cancelled has that for its result.
+            format!("{ns}.job.>"),
+            format!("{ns}.result.*"),
+            format!("$JS.API.STREAM.MSG.GET.{results}"),
+        ]);
+        let (workers, batches) = (self.subjects.workers_bucket(), self.subjects.batches_bucket());
+        allowed.publish.push(format!("$KV.{batches}.*"));
+        for bucket in [workers, batches] {
+            allowed.publish.extend(watching(&format!("KV_{bucket}")));
+        }
+        for store in [self.subjects.bodies_bucket(), self.subjects.files_bucket()] {
+            allowed.publish.extend(reading_objects(&store));
+            allowed.publish.extend([format!("$O.{store}.>"), format!("$JS.API.STREAM.PURGE.OBJ_{store}")]);
+        }
         allowed
     }
 
@@ -179,7 +197,7 @@ impl Names {
 
     fn worker(&self, worker: &str) -> Allowed {
         let (ns, bucket) = (&self.ns, self.subjects.workers_bucket());
-        let publish = vec![
+        let mut publish = vec![
             format!("$KV.{bucket}.{worker}"),
             // Who holds its name: a second instance can say so. Registrations are no secret among workers.
             format!("$JS.API.STREAM.MSG.GET.KV_{bucket}"),
@@ -189,6 +207,8 @@ impl Names {
             "_INBOX.>".into(),
             self.subjects.results(),
         ];
+        // What a message can't hold is fetched.
+        publish.extend(reading_objects(&self.subjects.bodies_bucket()));
         let own = format!("{ns}.worker.{worker}");
         let subscribe = vec![
             format!("{own}.rank.*"),
@@ -214,7 +234,12 @@ impl Names {
         for stream in &buckets {
             allowed.publish.extend(watching(stream));
         }
-        for stream in buckets.iter().chain(&self.streams()) {
+        // Those of gateways; who may make a stream names its subjects, so that gateways may not.
+        let [bodies, files] = [self.subjects.bodies_bucket(), self.subjects.files_bucket()];
+        let stores =
+            [format!("OBJ_{bodies}"), format!("OBJ_{files}"), format!("KV_{}", self.subjects.batches_bucket())];
+        allowed.publish.extend(stores.iter().map(|stream| format!("$JS.API.STREAM.INFO.{stream}")));
+        for stream in buckets.iter().chain(&stores).chain(&self.streams()) {
             allowed.publish.push(format!("$JS.API.STREAM.CREATE.{stream}"));
         }
         let [jobs, ..] = self.streams();
@@ -238,6 +263,14 @@ fn watching(stream: &str) -> Vec<String> {
         format!("$JS.API.CONSUMER.DELETE.{stream}.>"),
         format!("$JS.FC.{stream}.>"),
     ]
+}
+
+/// What reading objects of a store needs.
+fn reading_objects(store: &str) -> Vec<String> {
+    let stream = format!("OBJ_{store}");
+    let mut subjects = watching(&stream);
+    subjects.push(format!("$JS.API.DIRECT.GET.{stream}.>"));
+    subjects
 }
 
 /// How users prove who they are.

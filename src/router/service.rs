@@ -6,10 +6,11 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use super::state::Router;
+use crate::core::alias::Target;
 use crate::nats::{ConnectError, Lines, Message, Payload};
 use crate::wire::Encoding;
 use crate::wire::header;
-use crate::wire::service::{Endpoint, EndpointStats, Head, Info, NAME, PREFIX, Stats, Verb};
+use crate::wire::service::{ALIASES, Endpoint, EndpointStats, Head, Info, NAME, NAMESPACE, PREFIX, Stats, Verb};
 use crate::wire::subject::QUEUE;
 
 /// Names of the subjects on which requests are taken, in the order of [`crate::wire::subject::Subjects::intake`].
@@ -71,11 +72,19 @@ fn answer(router: &Router, verb: Verb, message: &Message) {
         name: NAME.into(),
         id: router.id.clone(),
         version: env!("CARGO_PKG_VERSION").into(),
-        metadata: BTreeMap::from([("namespace".to_owned(), router.config.namespace.to_string())]),
+        metadata: BTreeMap::from([(NAMESPACE.to_owned(), router.config.namespace.to_string())]),
     };
     let answer = match verb {
         Verb::Ping => Encoding::Json.encode(&head("ping")),
-        Verb::Info => Encoding::Json.encode(&info(router, head("info"))),
+        Verb::Info => {
+            let mut info = info(router, head("info"));
+            let aliases = aliases(router);
+            // Very many of them fit into no message: then they are known to routers alone, and served all the same.
+            if !aliases.is_empty() && aliases.len() * 2 + 4 * MARGIN <= router.dispatch.max_payload() {
+                info.head.metadata.insert(ALIASES.to_owned(), aliases);
+            }
+            Encoding::Json.encode(&info)
+        }
         Verb::Stats => {
             let mut stats = stats(router, head("stats"));
             let answer = Encoding::Json.encode(&stats);
@@ -94,6 +103,17 @@ fn answer(router: &Router, verb: Verb, message: &Message) {
     let mut headers = Lines::new();
     headers.push(header::CONTENT_TYPE, "application/json");
     router.send(reply, None, &headers, Payload::from(answer.as_slice()));
+}
+
+/// The aliases as an object in JSON; empty where there are none.
+fn aliases(router: &Router) -> String {
+    if router.config.aliases.is_empty() {
+        return String::new();
+    }
+    let targets = |targets: &[Target]| targets.iter().map(|target| target.model.as_str().to_owned()).collect();
+    let all: BTreeMap<&str, Vec<String>> =
+        router.config.aliases.iter().map(|(name, to)| (name.as_str(), targets(to))).collect();
+    String::from_utf8(Encoding::Json.encode(&all)).unwrap_or_default()
 }
 
 fn info(router: &Router, head: Head) -> Info {

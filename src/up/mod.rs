@@ -46,6 +46,8 @@ pub enum Event {
     },
     /// Requests are answered.
     Ready(Ready),
+    /// An operator has drained its worker (`rankpin drain`): it ends.
+    Drained,
 }
 
 /// Where everything is.
@@ -87,7 +89,7 @@ pub enum UpError {
     #[error("the NATS server has ended; it said:\n{0}")]
     Nats(String),
     /// A part ended without an error and without being told to.
-    #[error("a part of it has ended: {0}")]
+    #[error("a part of it has ended without being told to: {0}")]
     Ended(String),
 }
 
@@ -123,12 +125,13 @@ pub async fn run(options: UpOptions, tell: impl Fn(Event), stop: impl Future<Out
                 }
                 // Every arm may be dropped: a part that has ended stays ended.
                 let ended = tokio::select! {
-                    ended = gateways.ended() => ended,
+                    ended = gateways.ended() => ended.and(Err(UpError::Ended("the gateway".into()))),
                     ended = workers.ended() => ended,
-                    ended = routers.ended() => ended,
+                    ended = routers.ended() => ended.and(Err(UpError::Ended("the router".into()))),
                     () = tokio::time::sleep(LOOK_EVERY) => continue,
                 };
-                return ended;
+                // Without an error only a worker ends before it is told to, where an operator asks it to.
+                return ended.inspect(|()| tell(Event::Drained));
             }
         };
         tokio::select! {
@@ -215,7 +218,7 @@ impl Part {
     /// Returns when it has ended by itself. Dropping the future loses nothing.
     async fn ended(&mut self) -> Result<(), UpError> {
         match self.task.join_next().await {
-            Some(Ok(Ok(()))) | None => Err(UpError::Ended("it was not told to".into())),
+            Some(Ok(Ok(()))) | None => Ok(()),
             Some(Ok(Err(error))) => Err(error),
             Some(Err(error)) => Err(UpError::Ended(error.to_string())),
         }

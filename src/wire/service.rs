@@ -9,6 +9,10 @@ use serde::{Deserialize, Serialize};
 pub const NAME: &str = "rankpin-router";
 /// Where all services are asked.
 pub const PREFIX: &str = "$SRV";
+/// Key of an INFO answer's metadata: the aliases of a router, a JSON object of lists of models by their names.
+pub const ALIASES: &str = "aliases";
+/// Key of every answer's metadata: the router's namespace.
+pub const NAMESPACE: &str = "namespace";
 /// Largest answer that is read, in bytes.
 pub const MAX_ANSWER_BYTES: usize = 8 * 1024 * 1024;
 
@@ -58,7 +62,7 @@ pub struct Head {
     pub id: String,
     /// Its version.
     pub version: String,
-    /// Its namespace and level.
+    /// Its namespace; in the answer to INFO also its aliases ([`ALIASES`]), where it has any.
     #[serde(default)]
     pub metadata: BTreeMap<String, String>,
 }
@@ -73,6 +77,14 @@ pub struct Info {
     pub description: String,
     /// Where it takes requests.
     pub endpoints: Vec<Endpoint>,
+}
+
+impl Info {
+    /// Its aliases, each with the models that it leads to; none where it tells none, or nothing that can be read.
+    pub fn aliases(&self) -> BTreeMap<String, Vec<String>> {
+        let told = self.head.metadata.get(ALIASES);
+        told.and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default()
+    }
 }
 
 /// A subject on which requests are taken.

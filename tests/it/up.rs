@@ -122,6 +122,19 @@ async fn an_engine_is_waited_for() {
     is_gone(nats).await;
 }
 
+#[tokio::test]
+async fn an_operator_who_drains_its_worker_ends_it_in_order() {
+    let mut up = Up::start(&[]);
+    let (_, nats) = up.ready().await;
+    let args = ["drain", "local", "--nats-url", &format!("nats://{nats}")];
+    let drained = tokio::process::Command::from(command(&args)).output().await.expect("it runs");
+    assert!(drained.status.success(), "{}", String::from_utf8_lossy(&drained.stderr));
+    assert!(up.process.wait(PATIENCE).await.success(), "{}", up.process.log());
+    assert!(up.process.log().contains("its worker was drained"), "{}", up.process.log());
+    is_gone(nats).await;
+    assert_eq!(up.left(), Vec::<String>::new());
+}
+
 #[test]
 fn what_makes_no_sense_is_said_at_once() {
     for (args, words) in [

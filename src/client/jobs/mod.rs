@@ -21,6 +21,7 @@ mod dead;
 mod result;
 mod status;
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::core::error::RouteError;
@@ -35,7 +36,8 @@ pub use dead::{DeadLetter, Requeued};
 pub use result::{JobFailure, JobResult};
 pub use status::{Overview, Status};
 
-use super::Request;
+use super::bodies::Bodies;
+use super::{HEADROOM, LargeBodies, Request};
 
 /// Times that one message is sent at most where the server does not answer. It has an id, so it is taken once.
 const TRIES: u32 = 5;
@@ -49,14 +51,17 @@ pub struct JobsOptions {
     pub link: LinkOptions,
     /// The namespace of the routers.
     pub namespace: Namespace,
+    /// How bodies travel that a message can't hold; `None` refuses them.
+    pub large_bodies: Option<LargeBodies>,
 }
 
 impl JobsOptions {
-    /// Options for servers at `urls` (commas between), namespace `rankpin`.
+    /// Options for servers at `urls` (commas between), namespace `rankpin`, no large bodies.
     pub fn new(urls: &str) -> Self {
         Self {
             link: LinkOptions::new(urls, "rankpin jobs"),
             namespace: Namespace::new("rankpin").expect("the default is valid"),
+            large_bodies: None,
         }
     }
 }
@@ -75,6 +80,9 @@ pub enum JobError {
         /// The server's limit.
         max: usize,
     },
+    /// Its body is too large for a message, and could not be stored elsewhere; it was not published.
+    #[error("the job's body could not be stored: {0}")]
+    Body(String),
     /// The server did not do it, or did not say so.
     #[error(transparent)]
     Server(#[from] JetStreamError),
@@ -105,13 +113,34 @@ pub enum Cancelled {
 pub struct Jobs {
     api: JetStream,
     subjects: Subjects,
+    bodies: Option<Arc<Bodies>>,
 }
 
 impl Jobs {
     /// Connects.
     pub async fn connect(options: JobsOptions) -> Result<Self, ConnectError> {
+        let subjects = Subjects::new(options.namespace);
+        let bodies = match options.large_bodies {
+            Some(large) => Some(Arc::new(Bodies::open(large, options.link.clone(), &subjects).await?)),
+            None => None,
+        };
         let link = Link::open(options.link).await?;
-        Ok(Self { api: JetStream::new(link), subjects: Subjects::new(options.namespace) })
+        Ok(Self { api: JetStream::new(link), subjects, bodies })
+    }
+
+    /// Whether a request's body would travel through the object store: with what routers add to it, a message could not
+    /// hold it.
+    pub fn stores_body_of(&self, request: &Request) -> bool {
+        let size = request.headers.wire_len() + request.body.len();
+        self.bodies.is_some() && size + HEADROOM > self.api.link().max_payload()
+    }
+
+    /// Deletes the body of a job that has its result, where it lies in the object store. Until then it lies there for as
+    /// long as the store keeps things, and no longer: a job that waits for more than that is answered 404 `body_missing`.
+    pub async fn forget_body(&self, id: &RequestId) {
+        if let Some(bodies) = &self.bodies {
+            bodies.forget_job(id).await;
+        }
     }
 
     /// Submits a job under the request's id. The same id again is not run again: within the stream's duplicate window it
@@ -122,12 +151,20 @@ impl Jobs {
         let mut headers = request.headers.clone();
         headers.set(header::REQUEST_ID, request.id.as_str());
         headers.set(header::MSG_ID, request.id.as_str());
-        let (size, max) = (headers.wire_len() + request.body.len(), self.api.link().max_payload());
+        let mut body = request.body.clone();
+        if let Some(bodies) = self.bodies.as_ref().filter(|_| self.stores_body_of(request)) {
+            let claim = bodies.store_job(&request.id, &body).await;
+            for (name, value) in claim.map_err(|error| JobError::Body(error.to_string()))? {
+                headers.set(name, &value);
+            }
+            body = bytes::Bytes::new();
+        }
+        let (size, max) = (headers.wire_len() + body.len(), self.api.link().max_payload());
         if size > max {
             return Err(JobError::TooLarge { size, max });
         }
         let subject = self.subjects.job(model);
-        let stored = self.insistently(|| self.api.store(&subject, headers.clone(), request.body.clone())).await?;
+        let stored = self.insistently(|| self.api.store(&subject, headers.clone(), body.clone())).await?;
         Ok(Submitted { id: request.id.clone(), sequence: stored.sequence, duplicate: stored.duplicate })
     }
 

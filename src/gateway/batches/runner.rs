@@ -66,7 +66,9 @@ impl From<JobError> for Stopped {
             JobError::Server(JetStreamError::NoStream(_) | JetStreamError::NoJetStream) => {
                 Self::Never("no_jobs", format!("the routers take no jobs: {error}"))
             }
-            JobError::Server(_) | JobError::NoModel | JobError::TooLarge { .. } => Self::Later(error.to_string()),
+            JobError::Server(_) | JobError::NoModel | JobError::TooLarge { .. } | JobError::Body(_) => {
+                Self::Later(error.to_string())
+            }
         }
     }
 }
@@ -78,6 +80,8 @@ pub struct Entry {
     pub custom_id: String,
     /// Its job.
     pub job: RequestId,
+    /// Whether its body lies in the object store.
+    pub stored: bool,
     /// Status, code word and message, where it could not even be submitted.
     pub refused: Option<(u16, &'static str, String)>,
 }
@@ -104,6 +108,11 @@ struct Held {
     record: Record,
     revision: u64,
     renewed: Instant,
+}
+
+/// Whether a batch's time is up.
+fn is_late(record: &Record) -> bool {
+    record.expires_at <= now_s()
 }
 
 impl Runner {
@@ -196,7 +205,8 @@ impl Runner {
             return Ok(());
         }
         let entries = self.submit(held).await?;
-        if held.record.status != Status::Finalizing {
+        // One whose time is up may have jobs that its last gateway did not come to cancel.
+        if held.record.status != Status::Finalizing || held.record.out_of_time {
             self.wait(held, &entries).await?;
             self.update(held, |record| {
                 if record.status == Status::InProgress {
@@ -215,7 +225,17 @@ impl Runner {
                 _ => Status::Completed,
             });
         })
-        .await
+        .await?;
+        self.forget_bodies(&entries).await;
+        Ok(())
+    }
+
+    /// Deletes what nobody needs any more. What is left goes by itself.
+    async fn forget_bodies(&self, entries: &[Entry]) {
+        let stored: Vec<&Entry> = entries.iter().filter(|entry| entry.stored).collect();
+        for group in stored.chunks(IN_FLIGHT) {
+            join_all(group.iter().map(|entry| self.jobs.forget_body(&entry.job))).await;
+        }
     }
 
     fn checker(&self, held: &Held) -> Checker {
@@ -235,7 +255,7 @@ impl Runner {
 
     /// Submits every request; one that was submitted before is known by its id.
     async fn submit(&self, held: &mut Held) -> Result<Vec<Entry>, Stopped> {
-        let submits = held.record.status == Status::InProgress;
+        let submits = held.record.status == Status::InProgress && !is_late(&held.record);
         let mut checker = self.checker(held);
         let mut lines = Lines::of(self.files.open(&held.record.input_file_id).await?);
         let (mut entries, mut group, mut ended) = (Vec::new(), Vec::with_capacity(IN_FLIGHT), false);
@@ -245,7 +265,7 @@ impl Runner {
                 None => ended = true,
             }
             if group.len() == IN_FLIGHT || ended {
-                let goes = submits && held.record.status == Status::InProgress;
+                let goes = submits && held.record.status == Status::InProgress && !is_late(&held.record);
                 let sent: Vec<_> = group.drain(..).map(|line| self.submit_one(&held.record, line, goes)).collect();
                 for entry in join_all(sent).await {
                     entries.push(entry?);
@@ -264,7 +284,7 @@ impl Runner {
     }
 
     async fn submit_one(&self, record: &Record, line: Line, goes: bool) -> Result<Entry, Stopped> {
-        let mut entry = Entry { custom_id: line.custom_id, job: line.job.clone(), refused: None };
+        let mut entry = Entry { custom_id: line.custom_id, job: line.job.clone(), stored: false, refused: None };
         let mut request = Request::new(line.model, line.body)
             .request_id(line.job)
             .content_type("application/json")
@@ -272,6 +292,7 @@ impl Runner {
         if let Ok(tenant) = Tenant::new(&record.tenant) {
             request = request.tenant(&tenant);
         }
+        entry.stored = self.jobs.stores_body_of(&request);
         if goes {
             match self.jobs.submit(&request).await {
                 Ok(_) => {}
@@ -290,7 +311,7 @@ impl Runner {
         let (mut completed, mut failed) = (0, (entries.len() - open.len()) as u64);
         let (mut from, mut pause) = (0, PAUSE.0);
         while !open.is_empty() {
-            if held.record.status == Status::InProgress && held.record.expires_at <= now_s() {
+            if held.record.status == Status::InProgress && is_late(&held.record) {
                 self.update(held, |record| {
                     record.out_of_time = true;
                     record.enter(Status::Finalizing);

@@ -135,6 +135,26 @@ async fn an_answer_that_breaks_off_is_a_lost_worker() {
 }
 
 #[tokio::test]
+async fn a_stream_that_stops_without_its_end_is_no_whole_answer() {
+    let (field, engine, _bridge) = field(&[]).await;
+    for (script, parts) in [("stopped", 2), ("stopped message", 2), ("stopped response", 1), ("nothing", 0)] {
+        let mut attempt = ask(&field, "any", json!({"do": script}), &[]).await;
+        let said = replies(&mut attempt).await;
+        assert_eq!(
+            (said.len(), said[parts].2.error.clone()),
+            (parts + 1, Some((502, "engine_stream".into()))),
+            "{script}"
+        );
+        assert!(said[parts].1.contains(&engine.url()), "{}", said[parts].1);
+        attempt.finished(Outcome::Error).await;
+    }
+    let mut attempt = ask(&field, "any", json!({"do": "reason"}), &[]).await;
+    let said = replies(&mut attempt).await;
+    assert_eq!((said.len(), said[2].2.error.clone()), (3, None));
+    attempt.finished(Outcome::Ok).await;
+}
+
+#[tokio::test]
 async fn silence_has_an_end() {
     let (field, engine, _bridge) = field(&["--idle-timeout", "300ms", "--answer-timeout", "900ms"]).await;
     for (script, parts, setting) in [("stall", 1, "--idle-timeout"), ("hang", 0, "--answer-timeout")] {

@@ -252,7 +252,8 @@ fn stream(name: &str) -> Vec<Step> {
     match name {
         "stream" => vec![chunk("a"), chunk("b"), data(json!({"choices": [], "usage": usage()})), done()],
         "cut" => {
-            vec![Step::Say("data: {\"a\"".into()), Step::Say(":1}\r\n\r\nda".into()), Step::Say("ta: 2\n\n".into())]
+            let end = Step::Say("ta: 2\n\ndata: [DONE]\n\n".into());
+            vec![Step::Say("data: {\"a\"".into()), Step::Say(":1}\r\n\r\nda".into()), end]
         }
         "messages" => vec![
             event("message_start", json!({"message": {"usage": {"input_tokens": 5, "cache_read_input_tokens": 4}}})),
@@ -264,6 +265,15 @@ fn stream(name: &str) -> Vec<Step> {
             event("response.created", json!({"response": {"id": "resp_1", "error": null}})),
             event("response.completed", json!({"response": {"id": "resp_1", "usage": {"input_tokens": 9}}})),
         ],
+        // As servers that write no [DONE] end.
+        "reason" => vec![chunk("a"), data(json!({"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}))],
+        "stopped" => vec![chunk("a"), data(json!({"choices": [{"index": 0, "delta": {}, "finish_reason": null}]}))],
+        "stopped message" => vec![
+            event("message_start", json!({"message": {"usage": {"input_tokens": 5}}})),
+            event("content_block_delta", json!({"delta": {"text": "message_stop, response.completed, finish_reason"}})),
+        ],
+        "stopped response" => vec![event("response.created", json!({"response": {"id": "resp_1", "error": null}}))],
+        "nothing" => Vec::new(),
         "error first" => vec![bad(400), done()],
         "full first" => vec![bad(429), done()],
         "error late" => vec![chunk("a"), bad(500), done()],

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::{Gateway, chat, sim, with};
-use crate::support::{Behaviour, Cluster};
+use crate::support::{Behaviour, Cluster, PATIENCE, eventually};
 
 const CHAT: &str = "/v1/chat/completions";
 
@@ -188,7 +188,7 @@ async fn models_are_those_of_the_workers() {
     let gateway = Gateway::start(&cluster, &[]).await;
     assert_eq!(gateway.get("/v1/models").await.json()["data"], json!([]));
     let _worker = cluster.worker("w").with("models", json!(["org/a", "b"])).start().await;
-    let listed = crate::support::eventually("the list is read anew", crate::support::PATIENCE, async || {
+    let listed = eventually("the list is read anew", PATIENCE, async || {
         let listed = gateway.get("/v1/models").await.json();
         (listed["data"] != json!([])).then_some(listed)
     });
@@ -198,4 +198,28 @@ async fn models_are_those_of_the_workers() {
     let anthropic = gateway.get_with("/v1/models/b", &[("anthropic-version", "2023-06-01")]).await.json();
     assert_eq!(anthropic["type"], "model");
     assert_eq!(gateway.get("/v1/models/c").await.status, 404);
+}
+
+#[tokio::test]
+async fn aliases_are_listed_where_a_model_of_theirs_is_served() {
+    let dir = tempfile::tempdir().expect("a temp directory can be made");
+    let config = dir.path().join("rankpin.toml");
+    let aliases = "[[alias]]\nmodel = 'best'\nto = [{model = 'none'}, {model = 'm'}]\n\
+                   [[alias]]\nmodel = 'unserved'\nto = [{model = 'none'}]\n";
+    std::fs::write(&config, aliases).expect("a temp directory takes files");
+    let cluster = Cluster::with(2, &[("config", config.to_str().expect("UTF-8"))]).await;
+    let gateway = Gateway::start(&cluster, &[]).await;
+    let _sim = sim(&cluster, &["--speed", "100"]).await;
+    let ids = async || {
+        let listed = gateway.get("/v1/models").await.json();
+        let ids = listed["data"].as_array().expect("a list").iter().map(|model| model["id"].to_string());
+        ids.collect::<Vec<_>>()
+    };
+    let both = ["\"best\"", "\"m\""];
+    eventually("the model and its alias are listed", PATIENCE, async || (ids().await == both).then_some(())).await;
+    let one = gateway.get("/v1/models/best").await;
+    assert_eq!((one.status, &one.json()["id"]), (200, &"best".into()));
+    assert_eq!(gateway.get("/v1/models/unserved").await.status, 404);
+    // What is listed is answered.
+    assert_eq!(gateway.post(CHAT, &with(chat("hi"), "model", "best")).await.status, 200);
 }

@@ -1,5 +1,7 @@
 //! Files and batches, as OpenAI's client library asks for them.
 
+use async_nats::jetstream;
+use futures_util::StreamExt as _;
 use serde_json::{Value, json};
 
 use super::{Gateway, sim};
@@ -90,7 +92,7 @@ async fn a_batch_is_done_and_leaves_its_answers_whichever_gateway_is_asked() {
 #[tokio::test]
 async fn what_fails_stands_in_the_file_of_errors() {
     let cluster = Cluster::start().await;
-    let gateway = Gateway::start(&cluster, &[]).await;
+    let gateway = Gateway::start(&cluster, &[("large_bodies", "refuse")]).await;
     let script = Behaviour::script(|dispatch| async move {
         if String::from_utf8_lossy(&dispatch.message.payload).contains("wrong") {
             dispatch.reject(400, "invalid_request").await;
@@ -110,6 +112,90 @@ async fn what_fails_stands_in_the_file_of_errors() {
     let told: Vec<_> = errors.iter().map(|e| (&e["custom_id"], &e["response"]["status_code"])).collect();
     assert_eq!(told, [(&"bad".into(), &400.into()), (&"large".into(), &413.into())]);
     assert_eq!(worker.dispatch(0).await.header("Rankpin-Path"), Some(URL));
+}
+
+#[tokio::test]
+async fn a_line_that_a_message_cant_hold_is_done_too() {
+    let cluster = Cluster::start().await;
+    let gateway = Gateway::start(&cluster, &[]).await;
+    let _sim = sim(&cluster, &["--speed", "100000"]).await;
+    let words = |n: usize| "word ".repeat(n);
+    // Less than a message takes, but too much for what the router adds; and far more.
+    let close = line("close", &chat(&"x".repeat((1 << 20) - 4096)));
+    let file = line("small", &chat("hi")) + &close + &line("large", &chat(&words(600_000)));
+    let created = create(&gateway, &file).await;
+    let done = reaches(&gateway, &created["id"], &["completed"]).await;
+    assert_eq!(done["request_counts"], json!({"total": 3, "completed": 3, "failed": 0}));
+    let answers = lines(&gateway, &done["output_file_id"]).await;
+    let tokens: Vec<u64> =
+        answers.iter().filter_map(|a| a["response"]["body"]["usage"]["prompt_tokens"].as_u64()).collect();
+    assert!(tokens.len() == 3 && tokens[0] < 100 && tokens[1] > 250_000 && tokens[2] > 700_000, "{tokens:?}");
+    let context = jetstream::new(cluster.client.clone());
+    let bodies = context.get_object_store("rankpin_bodies").await.expect("the gateway has made it");
+    let left = async || bodies.list().await.expect("can be listed").count().await;
+    eventually("the bodies are deleted", PATIENCE, async || (left().await == 0).then_some(())).await;
+}
+
+/// Changes a batch as it stands in the bucket, as if time had passed and its gateway had died.
+async fn rewrite(cluster: &Cluster, batch: &Value, change: impl Fn(&mut Value)) {
+    let (bucket, id) = (cluster.bucket("rankpin_batches").await, batch["id"].as_str().expect("an id"));
+    loop {
+        let entry = bucket.entry(id).await.expect("the bucket answers").expect("the batch is there");
+        let mut record: Value = serde_json::from_slice(&entry.value).expect("JSON");
+        change(&mut record);
+        record["lease"] = Value::Null;
+        if bucket.update(id, record.to_string().into(), entry.revision).await.is_ok() {
+            return;
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_batch_whose_time_is_up_when_it_is_taken_over_leaves_no_job_behind() {
+    let cluster = Cluster::start().await;
+    let first = Gateway::start(&cluster, &[]).await;
+    let worker = cluster.worker("w").behaves(Behaviour::Hold).start().await;
+    let stopped = create(&first, &line("a", &chat("x"))).await;
+    worker.dispatch(0).await;
+    drop(first);
+    // Its gateway died between saying that the time is up and cancelling what was open.
+    rewrite(&cluster, &stopped, |record| {
+        record["status"] = "finalizing".into();
+        record["out_of_time"] = true.into();
+    })
+    .await;
+    let second = Gateway::start(&cluster, &[]).await;
+    let expired = reaches(&second, &stopped["id"], &["expired"]).await;
+    let errors = lines(&second, &expired["error_file_id"]).await;
+    assert_eq!(errors[0]["error"]["code"], "batch_expired");
+    let results = jetstream::new(cluster.client.clone()).get_stream("rankpin_results").await.expect("it is there");
+    let subject = format!("rankpin.result.{}-1", stopped["id"].as_str().expect("an id"));
+    let result = results.get_last_raw_message_by_subject(&subject).await.expect("the job has a result");
+    assert_eq!(result.headers.get("Nats-Service-Error").map(async_nats::HeaderValue::as_str), Some("cancelled"));
+}
+
+#[tokio::test]
+async fn a_batch_whose_time_was_up_before_anybody_came_to_it_is_not_begun() {
+    let cluster = Cluster::start().await;
+    let worker = cluster.worker("w").behaves(Behaviour::Hold).start().await;
+    let first = Gateway::start(&cluster, &[]).await;
+    let uploaded = upload(&first, "batch", &(line("a", &chat("x")) + &line("b", &chat("y")))).await.json();
+    let model = create(&first, &line("other", &chat("z"))).await;
+    worker.dispatch(0).await;
+    drop(first);
+    rewrite(&cluster, &model, |record| {
+        record["status"] = "in_progress".into();
+        record["input_file_id"] = uploaded["id"].clone();
+        record["request_counts"] = json!({"total": 2, "completed": 0, "failed": 0});
+        record["expires_at"] = 1.into();
+    })
+    .await;
+    let second = Gateway::start(&cluster, &[]).await;
+    let expired = reaches(&second, &model["id"], &["expired"]).await;
+    let errors = lines(&second, &expired["error_file_id"]).await;
+    let codes: Vec<_> = errors.iter().map(|error| &error["error"]["code"]).collect();
+    assert_eq!(codes, ["batch_expired", "batch_expired"]);
+    assert_eq!(worker.count(), 1, "none of its requests was run");
 }
 
 #[tokio::test]

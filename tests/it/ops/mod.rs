@@ -2,6 +2,7 @@
 
 mod access;
 mod commands;
+mod denials;
 mod metrics;
 mod permissions;
 

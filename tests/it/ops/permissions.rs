@@ -1,22 +1,20 @@
-//! The users of `rankpin nats-permissions`: a deployment runs under them, and each denial is proved from outside, by a
-//! plain client that tries.
+//! The users of `rankpin nats-permissions`: a deployment runs under them.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex};
 
-use async_nats::{Client, ConnectOptions, Event};
 use rankpin::client::{Client as Frontend, ClientOptions, Request};
 use rankpin::core::id::{Model, SessionId};
+use rankpin::local::http::{self as local, free_port};
 use rankpin::nats::Access;
 use rankpin::nats::access::Urls;
 use rankpin::nats::login::Secret;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::{output_with, printed};
 use crate::support::process::Process;
 use crate::support::rankpin::command;
 use crate::support::server::Options;
-use crate::support::{NatsServer, PATIENCE, eventually, settle};
+use crate::support::{NatsServer, PATIENCE, eventually, http};
 
 /// The users of the deployment under `deploy/nats`, and more.
 const USERS: [&str; 8] = ["router", "worker-gpu-0", "worker-gpu-1", "web", "chat", "gateway", "nightly", "operator"];
@@ -39,7 +37,7 @@ const ARGS: [&str; 16] = [
     "--auth",
 ];
 
-fn password(user: &str) -> String {
+pub fn password(user: &str) -> String {
     format!("p-{user}")
 }
 
@@ -48,7 +46,7 @@ fn variable(user: &str) -> String {
 }
 
 /// A server with these users, whose passwords are in its environment.
-async fn server() -> NatsServer {
+pub async fn server() -> NatsServer {
     let dir = tempfile::tempdir().expect("a temp directory can be made");
     let args = [&ARGS[..], &["passwords"]].concat();
     let made = command(&args).current_dir(dir.path()).output().expect("it runs");
@@ -150,280 +148,60 @@ async fn a_deployment_runs_under_them() {
     );
 }
 
-/// A plain client, and the violations that the server has told it of.
-struct Plain {
-    client: Client,
-    told: Arc<Mutex<Vec<String>>>,
-    user: &'static str,
-}
-
-impl Plain {
-    async fn connect(server: &NatsServer, user: &'static str) -> Self {
-        let told = Arc::new(Mutex::new(Vec::new()));
-        let inbox = if user == "router" { "_INBOX_rankpin_router".to_owned() } else { format!("_INBOX.{user}") };
-        let client = ConnectOptions::with_user_and_password(user.to_owned(), password(user))
-            .custom_inbox_prefix(inbox)
-            .event_callback({
-                let told = Arc::clone(&told);
-                move |event| {
-                    let told = Arc::clone(&told);
-                    async move {
-                        if let Event::ServerError(error) = event {
-                            told.lock().expect("whole").push(error.to_string());
-                        }
-                    }
-                }
-            })
-            .connect(server.url())
-            .await
-            .expect("the server takes this user");
-        Self { client, told, user }
-    }
-
-    /// What the server says to these, each tried alone: subjects by whether they were refused.
-    async fn publish(&self, subject: &str) -> bool {
-        self.client.publish(subject.to_owned(), "x".into()).await.expect("taken");
-        self.was_refused(subject).await
-    }
-
-    async fn subscribe(&self, subject: &str) -> bool {
-        let (subject, queue) =
-            subject.split_once(' ').map_or((subject, None), |(subject, queue)| (subject, Some(queue)));
-        let subscribed = match queue {
-            Some(queue) => self.client.queue_subscribe(subject.to_owned(), queue.to_owned()).await,
-            None => self.client.subscribe(subject.to_owned()).await,
-        };
-        let subscribed = subscribed.expect("taken");
-        let refused = self.was_refused(subject).await;
-        drop(subscribed);
-        refused
-    }
-
-    async fn was_refused(&self, subject: &str) -> bool {
-        // The server answers in order, but the library hands errors on through another task: one that comes is waited for.
-        settle(&self.client).await;
-        let quoted = format!("\"{subject}\"");
-        for _ in 0..20 {
-            if self.told.lock().expect("whole").iter().any(|told| told.contains("ermissions") && told.contains(&quoted))
-            {
-                self.told.lock().expect("whole").clear();
-                return true;
-            }
-            tokio::task::yield_now().await;
-            settle(&self.client).await;
-        }
-        false
-    }
-
-    /// Everything here has to be refused.
-    async fn denied(&self, publish: &[&str], subscribe: &[&str]) {
-        for subject in publish {
-            assert!(self.publish(subject).await, "{} may publish {subject}", self.user);
-        }
-        for subject in subscribe {
-            assert!(self.subscribe(subject).await, "{} may subscribe to {subject}", self.user);
-        }
-    }
-
-    /// Everything here has to be let through: that what is denied above is not denied for another reason.
-    async fn allowed(&self, publish: &[&str], subscribe: &[&str]) {
-        for subject in publish {
-            assert!(!self.publish(subject).await, "{} may not publish {subject}", self.user);
-        }
-        for subject in subscribe {
-            assert!(!self.subscribe(subject).await, "{} may not subscribe to {subject}", self.user);
-        }
-    }
-}
-
-/// What nobody but an operator of the whole server may do.
-const NOBODY: [&str; 8] = [
-    "$JS.API.STREAM.DELETE.KV_rankpin_pins",
-    "$JS.API.STREAM.PURGE.KV_rankpin_pins",
-    "$JS.API.STREAM.UPDATE.KV_rankpin_pins",
-    "$JS.API.STREAM.DELETE.rankpin_jobs",
-    "$JS.API.STREAM.CREATE.spy",
-    "$JS.API.STREAM.LIST",
-    "$JS.API.CONSUMER.DELETE.rankpin_jobs.router",
-    "$SYS.REQ.SERVER.PING",
-];
-
 #[tokio::test]
-async fn a_frontend_can_only_ask_and_hear_its_own_answers() {
+async fn a_gateway_serves_all_that_it_can_under_its_own() {
     let server = server().await;
-    let web = Plain::connect(&server, "web").await;
-    web.allowed(&["rankpin.request.m", "rankpin.request", "rankpin.cancel.r"], &["_INBOX.web.>"]).await;
-    web.denied(&NOBODY, &[]).await;
-    web.denied(
-        &[
-            // Registering a worker, or passing for one.
-            "$KV.rankpin_workers.evil",
-            "rankpin.load.gpu-0",
-            "rankpin.kv.gpu-0.0",
-            "_INBOX_rankpin_router.x",
-            "rankpin.result.r",
-            // Pins, read or written.
-            "$KV.rankpin_pins.5f3b0a7c8d9e4f10a1b2c3d4e5f60718",
-            "$JS.API.STREAM.INFO.KV_rankpin_pins",
-            "$JS.API.STREAM.MSG.GET.KV_rankpin_pins",
-            "$JS.API.DIRECT.GET.KV_rankpin_pins",
-            "$JS.API.DIRECT.GET.KV_rankpin_pins.$KV.rankpin_pins.x",
-            "$JS.API.CONSUMER.CREATE.KV_rankpin_pins",
-            "$JS.API.CONSUMER.CREATE.KV_rankpin_pins.c.$KV.rankpin_pins.>",
-            // To a rank, past the router; and what only routers, gateways, batch users and operators say.
-            "rankpin.worker.gpu-0.rank.0",
-            "rankpin.worker.gpu-0.any",
-            "rankpin.worker.gpu-0.cancel",
-            "rankpin.worker.gpu-0.drain",
-            "rankpin.router.kv",
-            "rankpin.trusted.m",
-            "rankpin.job.m",
-            "rankpin.dead.m",
-            "$SRV.STATS",
-            // Another frontend's inbox.
-            "_INBOX.chat.x",
-        ],
-        &[
-            ">",
-            "rankpin.>",
-            "rankpin.request.>",
-            "rankpin.request.> router",
-            "rankpin.worker.>",
-            "rankpin.worker.gpu-0.rank.0",
-            "rankpin.load.*",
-            "rankpin.cancel.*",
-            "rankpin.result.>",
-            "$KV.rankpin_pins.>",
-            "$KV.rankpin_workers.>",
-            "_INBOX.>",
-            "_INBOX.*.x",
-            "_INBOX.chat.>",
-            "_INBOX_rankpin_router.>",
-        ],
-    )
+    run_as(&server, "operator", &["provision"]).await;
+    let router = start_as(&server, "router", &["router", "--provision", "never", "--listen", "off"]);
+    let sim = ["sim", "--worker", "gpu-0", "--model", "m", "--dp-size", "2", "--speed", "100000"];
+    let worker = start_as(&server, "worker-gpu-0", &sim);
+    let address = free_port().expect("there are ports");
+    let gateway = start_as(&server, "gateway", &["gateway", "--listen", &address.to_string()]);
+    let listed = async || {
+        let answer = local::get(address, "/v1/models").await.ok()?;
+        let models: Value = serde_json::from_slice(&answer.body).ok()?;
+        (models["data"][0]["id"] == "m").then_some(())
+    };
+    eventually("the gateway lists the model", PATIENCE, listed).await;
+
+    let large = json!({"model": "m", "messages": [{"role": "user", "content": "x".repeat(3 << 20)}], "max_tokens": 4});
+    let chat = "/v1/chat/completions";
+    let answer = http::send(address, "POST", chat, &[], large.to_string().as_bytes()).await;
+    assert_eq!(answer.status, 200, "{}", answer.text());
+
+    let small = json!({"model": "m", "messages": [{"role": "user", "content": "q"}], "max_tokens": 4});
+    let line =
+        |id: &str, body: &Value| json!({"custom_id": id, "method": "POST", "url": chat, "body": body}).to_string();
+    let file = [line("a", &small), line("b", &large)].join("\n");
+    let form = format!(
+        "--b\r\nContent-Disposition: form-data; name=\"purpose\"\r\n\r\nbatch\r\n--b\r\n\
+         Content-Disposition: form-data; name=\"file\"; filename=\"in.jsonl\"\r\n\r\n{file}\r\n--b--\r\n"
+    );
+    let kind = [("Content-Type", "multipart/form-data; boundary=b")];
+    let uploaded = http::send(address, "POST", "/v1/files", &kind, form.as_bytes()).await;
+    assert_eq!(uploaded.status, 200, "{}", uploaded.text());
+    let wanted = json!({"input_file_id": uploaded.json()["id"], "endpoint": chat, "completion_window": "1h"});
+    let batch = http::send(address, "POST", "/v1/batches", &[], wanted.to_string().as_bytes()).await;
+    assert_eq!(batch.status, 200, "{}", batch.text());
+    let path = format!("/v1/batches/{}", batch.json()["id"].as_str().expect("an id"));
+    let get = async |path: String| http::send(address, "GET", &path, &[], b"").await;
+    let done = eventually("the batch is done", PATIENCE * 3, async || {
+        let batch = get(path.clone()).await.json();
+        assert_ne!(batch["status"], "failed", "{batch}");
+        (batch["status"] == "completed").then_some(batch)
+    })
     .await;
-}
-
-#[tokio::test]
-async fn a_gateway_can_only_ask_and_hear_its_own_answers() {
-    let server = server().await;
-    let gateway = Plain::connect(&server, "gateway").await;
-    gateway.allowed(&["rankpin.trusted.m"], &["_INBOX.gateway.>"]).await;
-    gateway.denied(&NOBODY, &[]).await;
-    gateway
-        .denied(
-            &[
-                "$KV.rankpin_workers.evil",
-                "$KV.rankpin_pins.x",
-                "rankpin.worker.gpu-0.rank.0",
-                "rankpin.worker.gpu-0.drain",
-            ],
-            &["_INBOX.>", "_INBOX.web.>", "rankpin.trusted.>", "rankpin.request.> router"],
-        )
-        .await;
-}
-
-#[tokio::test]
-async fn a_worker_is_itself_alone_and_neither_asks_nor_pins() {
-    let server = server().await;
-    let worker = Plain::connect(&server, "worker-gpu-0").await;
-    worker
-        .allowed(
-            &["rankpin.load.gpu-0", "rankpin.kv.gpu-0.1", "_INBOX.web.x", "_INBOX_rankpin_router.x"],
-            &["rankpin.worker.gpu-0.rank.7", "rankpin.worker.gpu-0.any any", "rankpin.worker.gpu-0.drain"],
-        )
-        .await;
-    worker.denied(&NOBODY, &[]).await;
-    worker
-        .denied(
-            &[
-                "rankpin.request.m",
-                "rankpin.request",
-                "rankpin.trusted.m",
-                "rankpin.job.m",
-                "rankpin.cancel.r",
-                "$KV.rankpin_pins.x",
-                "$JS.API.STREAM.INFO.KV_rankpin_pins",
-                "$JS.API.STREAM.MSG.GET.KV_rankpin_pins",
-                "$JS.API.CONSUMER.CREATE.KV_rankpin_pins",
-                "$JS.API.STREAM.MSG.GET.rankpin_results",
-                "$KV.rankpin_workers.gpu-1",
-                "rankpin.load.gpu-1",
-                "rankpin.kv.gpu-1.0",
-                "rankpin.worker.gpu-1.rank.0",
-                "rankpin.worker.gpu-1.drain",
-                "rankpin.worker.gpu-0.drain",
-                "rankpin.router.kv",
-                "rankpin.dead.m",
-            ],
-            &[
-                ">",
-                "rankpin.worker.gpu-1.rank.0",
-                "rankpin.worker.gpu-1.any any",
-                "rankpin.worker.>",
-                "rankpin.worker.gpu-0.>",
-                "rankpin.request.> router",
-                "rankpin.load.*",
-                "_INBOX.>",
-                "_INBOX.web.>",
-                "_INBOX_rankpin_router.>",
-                "$KV.rankpin_workers.>",
-            ],
-        )
-        .await;
-}
-
-#[tokio::test]
-async fn routers_batch_users_and_operators_have_limits_too() {
-    let server = server().await;
-    let router = Plain::connect(&server, "router").await;
-    router
-        .allowed(&["rankpin.worker.gpu-0.rank.0", "_INBOX.web.x"], &["rankpin.request.> router", "rankpin.load.*"])
-        .await;
-    router.denied(&NOBODY, &[]).await;
-    router
-        .denied(
-            &[
-                "rankpin.request.m",
-                "$KV.rankpin_workers.evil",
-                "rankpin.load.gpu-0",
-                "rankpin.worker.gpu-0.drain",
-                "$JS.API.STREAM.CREATE.KV_rankpin_pins",
-                "$JS.API.STREAM.MSG.DELETE.KV_rankpin_pins",
-                "$JS.API.STREAM.PURGE.rankpin_results",
-            ],
-            &[
-                ">",
-                "rankpin.request.>",
-                "rankpin.request.> spy",
-                "_INBOX.>",
-                "_INBOX.web.>",
-                "rankpin.worker.>",
-                "rankpin.result.>",
-            ],
-        )
-        .await;
-    let batch = Plain::connect(&server, "nightly").await;
-    batch.denied(&NOBODY, &[]).await;
-    batch
-        .denied(
-            &[
-                "rankpin.request.m",
-                "$KV.rankpin_pins.x",
-                "$KV.rankpin_workers.x",
-                "$JS.API.STREAM.MSG.GET.KV_rankpin_pins",
-            ],
-            &["_INBOX.>", "_INBOX.web.>", "rankpin.result.>", "rankpin.job.>"],
-        )
-        .await;
-    let operator = Plain::connect(&server, "operator").await;
-    operator.denied(&NOBODY, &[]).await;
-    operator
-        .denied(
-            &["rankpin.request.m", "rankpin.worker.gpu-0.rank.0", "$KV.rankpin_workers.evil", "_INBOX.web.x"],
-            &[">", "_INBOX.>", "_INBOX.web.>", "rankpin.request.>", "rankpin.request.> router", "rankpin.worker.>"],
-        )
-        .await;
+    assert_eq!(done["request_counts"], json!({"total": 2, "completed": 2, "failed": 0}));
+    for path in ["/v1/files", "/v1/batches"] {
+        assert_eq!(get(path.into()).await.status, 200, "{path}");
+    }
+    let output = format!("/v1/files/{}", done["output_file_id"].as_str().expect("an id"));
+    assert_eq!(get(format!("{output}/content")).await.text().lines().count(), 2);
+    assert_eq!(http::send(address, "DELETE", &output, &[], b"").await.status, 200);
+    for process in [&gateway, &worker, &router] {
+        let log = process.log();
+        assert!(!log.to_lowercase().contains("permissions violation"), "{log}");
+    }
 }
 
 #[tokio::test]
