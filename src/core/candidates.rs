@@ -69,18 +69,29 @@ pub struct Candidates<'f> {
     all: Vec<Candidate<'f>>,
     /// Whether every one of them declares how much it may have in flight.
     limited: bool,
+    /// The sum of their weights.
+    weights: f64,
 }
 
 impl<'f> Candidates<'f> {
     /// `None` where there is none.
     pub fn new(all: Vec<Candidate<'f>>) -> Option<Self> {
-        let limited = all.iter().all(|candidate| candidate.glance().max_inflight.is_some());
-        (!all.is_empty()).then_some(Self { all, limited })
+        let (mut limited, mut weights) = (true, 0.0);
+        for candidate in &all {
+            limited &= candidate.glance().max_inflight.is_some();
+            weights += candidate.weight();
+        }
+        (!all.is_empty()).then_some(Self { all, limited, weights })
     }
 
     /// All of them; never empty.
     pub fn as_slice(&self) -> &[Candidate<'f>] {
         &self.all
+    }
+
+    /// The sum of their weights.
+    pub fn weights(&self) -> f64 {
+        self.weights
     }
 
     /// How loaded one of them is: what it has in flight, over its weight and what it can hold. That is its number of

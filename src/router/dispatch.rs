@@ -9,7 +9,7 @@ use crate::core::error::RouteError;
 use crate::core::fleet::Worker;
 use crate::core::id::{Model, Origin, Placement, RequestId, WorkerId};
 use crate::core::worker::WorkerKind;
-use crate::nats::{Block, Lines, Message, Payload};
+use crate::nats::{Block, Lines, Message, Payload, Unsent};
 use crate::telemetry::trace::TRACEPARENT;
 use crate::wire::header;
 use crate::wire::reply::ErrorBody;
@@ -131,7 +131,8 @@ impl Request {
         if size > max {
             return Err(RouteError::PayloadTooLarge { size, max });
         }
-        self.router.send(reply, None, &headers, payload);
+        let sent = self.router.dispatch.publish_assured(reply, &headers, payload);
+        self.router.note_unsent(reply, sent);
         Ok(())
     }
 }
@@ -164,7 +165,11 @@ impl Router {
 
     /// Sends a message. One that can't be sent is dropped: whoever waits for its effect has a timeout.
     pub(super) fn send(&self, subject: &str, reply: Option<&str>, headers: &Lines, payload: Payload<'_>) {
-        if let Err(error) = self.dispatch.publish(subject, reply, headers, payload) {
+        self.note_unsent(subject, self.dispatch.publish(subject, reply, headers, payload));
+    }
+
+    fn note_unsent(&self, subject: &str, sent: Result<(), Unsent>) {
+        if let Err(error) = sent {
             self.metrics.unsent.inc();
             tracing::debug!(subject, %error, "a message could not be sent");
         }
@@ -199,7 +204,8 @@ impl Router {
         headers.push(header::REQUEST_ID, id.as_str());
         headers.push(header::FINAL, "true");
         let body = error_head(&mut headers, error);
-        self.send(reply, None, &headers, body.as_slice().into());
+        let sent = self.dispatch.publish_assured(reply, &headers, body.as_slice().into());
+        self.note_unsent(reply, sent);
     }
 
     /// Whether the dispatching connection came to stand again within the last while.

@@ -11,7 +11,7 @@ use uuid::Uuid;
 
 use super::cancel::CancelToken;
 use super::interest::{Interests, Listener};
-use crate::nats::{ConnectError, Lane, Lines, LinkOptions, NO_RESPONDERS, Payload};
+use crate::nats::{ConnectError, Lane, Lines, LinkOptions, NO_RESPONDERS, Payload, Unsent};
 
 /// Number of the only subscription.
 const INTEREST: u64 = 0;
@@ -61,12 +61,21 @@ impl Outlet {
 
     /// Publishes; returns once there was room for the message.
     pub async fn publish(&self, to: &str, reply: Option<&str>, headers: &Lines, payload: &Bytes) -> Result<(), String> {
+        self.with_room(|| self.lane.publish(to, reply, headers, Payload::from(payload))).await
+    }
+
+    /// Publishes what nobody would miss in time; see [`Lane::publish_assured`].
+    pub async fn publish_assured(&self, to: &str, headers: &Lines, payload: &Bytes) -> Result<(), String> {
+        self.with_room(|| self.lane.publish_assured(to, headers, Payload::from(payload))).await
+    }
+
+    async fn with_room(&self, publish: impl Fn() -> Result<(), Unsent>) -> Result<(), String> {
         // A fast engine must not keep its thread to itself: what it says has to be written, too.
         tokio::task::consume_budget().await;
         let until = Instant::now() + SEND_TIMEOUT;
         loop {
-            match self.lane.publish(to, reply, headers, Payload::from(payload)) {
-                Err(crate::nats::Unsent::Full) if Instant::now() < until => {
+            match publish() {
+                Err(Unsent::Full) if Instant::now() < until => {
                     tokio::time::sleep(SEND_AGAIN_AFTER).await;
                 }
                 sent => return sent.map_err(|problem| problem.to_string()),

@@ -15,7 +15,7 @@ use super::interest::Listener;
 use super::outlet::Outlet;
 use super::results::Results;
 use crate::core::id::{DpRank, RequestId, WorkerId};
-use crate::nats::{Headers, Lines, Link, Subject};
+use crate::nats::{Lines, Link, Subject};
 use crate::wire::Encoding;
 use crate::wire::event::{self, Finished};
 use crate::wire::header;
@@ -23,7 +23,9 @@ use crate::wire::reply::ErrorBody;
 use crate::wire::subject::Subjects;
 
 /// Seconds after which a frontend may try again, with 429 and 503.
-const RETRY_AFTER_S: &str = "1";
+const RETRY_AFTER_S: u64 = 1;
+/// Room for the headers of most replies, in bytes.
+const HEAD: usize = 256;
 
 /// Why a reply was not sent.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -64,7 +66,7 @@ pub struct ReplyStream {
     /// The model that the alias asked for led to.
     model: Option<Box<str>>,
     content_type: Option<Cow<'static, str>>,
-    first: Headers,
+    first: Lines,
     cancel: CancelToken,
     seq: u64,
     ended: bool,
@@ -112,7 +114,7 @@ impl ReplyStream {
             decision: dispatch.decision.take(),
             model: dispatch.model.clone(),
             content_type: None,
-            first: Headers::new(),
+            first: Lines::new(),
             cancel,
             seq: 0,
             ended: false,
@@ -126,7 +128,7 @@ impl ReplyStream {
 
     /// Adds a header of the engine's own to the first message.
     pub fn set_header(&mut self, name: &'static str, value: &str) {
-        self.first.set(name, value);
+        self.first.push(name, value);
     }
 
     /// Sends one part. For a streaming body that is the data of one server-sent event.
@@ -184,8 +186,7 @@ impl ReplyStream {
         body: Bytes,
     ) -> Result<(), ReplyError> {
         let mut headers = self.head(Place::Last);
-        put_error(&mut headers, status, code);
-        headers.set(header::CONTENT_TYPE, media_type);
+        put_error(&mut headers, status, code, media_type);
         self.publish(headers, body, Place::Last).await
     }
 
@@ -200,42 +201,42 @@ impl ReplyStream {
         }
         let mut headers = self.head(place);
         if self.seq == 0 {
-            self.first.iter().for_each(|(name, value)| headers.add(name, value));
+            headers.append(&self.first);
             if let Some(media_type) = &self.content_type {
-                headers.set(header::CONTENT_TYPE, media_type);
+                headers.push(header::CONTENT_TYPE, media_type);
             }
         }
         if let Some(event) = event {
-            headers.set(header::SSE_EVENT, event);
+            headers.push(header::SSE_EVENT, event);
         }
         self.publish(headers, payload, place).await
     }
 
-    fn head(&self, place: Place) -> Headers {
-        let mut headers = Headers::new();
-        headers.set(header::REQUEST_ID, self.id.as_str());
-        headers.set(header::SEQ, &self.seq.to_string());
-        headers.set(header::ATTEMPT, &self.attempt.to_string());
+    fn head(&self, place: Place) -> Lines {
+        let mut headers = Lines::with_capacity(HEAD);
+        headers.push(header::REQUEST_ID, self.id.as_str());
+        headers.push_number(header::SEQ, self.seq);
+        headers.push_number(header::ATTEMPT, self.attempt.into());
         // Who reads a job's result reads its final message first.
         if self.seq == 0 || (self.is_job() && place == Place::Last) {
-            headers.set(header::WORKER, self.worker.as_str());
+            headers.push(header::WORKER, self.worker.as_str());
             if let Some(rank) = self.rank {
-                headers.set(header::DP_RANK, &rank.to_string());
+                headers.push_number(header::DP_RANK, rank.0.into());
             }
             if let Some(decision) = &self.decision {
-                headers.set(header::DECISION, decision);
+                headers.push(header::DECISION, decision);
             }
             if let Some(model) = &self.model {
-                headers.set(header::MODEL, model);
+                headers.push(header::MODEL, model);
             }
         }
         if place == Place::Last {
-            headers.set(header::FINAL, "true");
+            headers.push(header::FINAL, "true");
         }
         headers
     }
 
-    async fn publish(&mut self, headers: Headers, payload: Bytes, place: Place) -> Result<(), ReplyError> {
+    async fn publish(&mut self, headers: Lines, payload: Bytes, place: Place) -> Result<(), ReplyError> {
         if self.ended {
             return Err(ReplyError::Ended);
         }
@@ -247,17 +248,19 @@ impl ReplyStream {
             To::Nobody => Ok(()),
             To::Inbox(to) => {
                 fits?;
-                let question = match place {
+                match place {
                     Place::Middle => {
                         let listener = self.listener.get_or_insert_with(|| self.outlet.listener(self.cancel.clone()));
-                        listener.ask(Instant::now())
+                        let question = listener.ask(Instant::now());
+                        self.outlet.publish(to, question.as_deref(), &headers, &payload).await
                     }
-                    Place::Last => None,
-                };
-                self.outlet.publish(to, question.as_deref(), &Lines::from(&headers), &payload).await
+                    // A part that is lost is missed when the next one comes. After the last one nothing comes.
+                    Place::Last => self.outlet.publish_assured(to, &headers, &payload).await,
+                }
             }
             To::Results(results) => {
                 fits?;
+                let headers = headers.to_headers();
                 // Boxed, because it is rare and every request would hold room for it.
                 match place {
                     Place::Middle => Box::pin(results.part(self.seq, headers, payload)).await,
@@ -332,38 +335,38 @@ impl Events {
     }
 
     pub(super) async fn accepted(&self) {
-        self.tell(event::ACCEPTED, Headers::new(), Bytes::new()).await;
+        self.tell(event::ACCEPTED, Lines::new(), Bytes::new()).await;
     }
 
     pub(super) async fn progress(&self) {
-        self.tell(event::PROGRESS, Headers::new(), Bytes::new()).await;
+        self.tell(event::PROGRESS, Lines::new(), Bytes::new()).await;
     }
 
     pub(super) async fn finished(&self, finished: &Finished) {
-        self.tell(event::FINISHED, Headers::new(), Encoding::Json.encode(finished).into()).await;
+        self.tell(event::FINISHED, Lines::new(), Encoding::Json.encode(finished).into()).await;
     }
 
     pub(super) async fn rejected(&self, refusal: &Refusal) {
-        let mut headers = Headers::new();
-        put_error(&mut headers, refusal.status, &refusal.code);
+        let mut headers = Lines::new();
+        put_error(&mut headers, refusal.status, &refusal.code, Encoding::Json.media_type());
         let body = Encoding::Json.encode(&ErrorBody::new(&refusal.code, &refusal.message));
         self.tell(event::REJECTED, headers, body.into()).await;
     }
 
-    async fn tell(&self, kind: &str, mut headers: Headers, payload: Bytes) {
+    async fn tell(&self, kind: &str, mut headers: Lines, payload: Bytes) {
         let Some(to) = &self.to else { return };
-        headers.set(header::EVENT, kind);
-        if let Err(problem) = self.outlet.publish(to, None, &Lines::from(&headers), &payload).await {
+        headers.push(header::EVENT, kind);
+        if let Err(problem) = self.outlet.publish_assured(to, &headers, &payload).await {
             tracing::debug!(event = kind, %problem, "the router could not be told");
         }
     }
 }
 
-fn put_error(headers: &mut Headers, status: u16, code: &str) {
-    headers.set(header::SERVICE_ERROR_CODE, &status.to_string());
-    headers.set(header::SERVICE_ERROR, code);
-    headers.set(header::CONTENT_TYPE, Encoding::Json.media_type());
+fn put_error(headers: &mut Lines, status: u16, code: &str, media_type: &str) {
+    headers.push_number(header::SERVICE_ERROR_CODE, status.into());
+    headers.push(header::SERVICE_ERROR, code);
+    headers.push(header::CONTENT_TYPE, media_type);
     if matches!(status, 429 | 503) {
-        headers.set(header::RETRY_AFTER, RETRY_AFTER_S);
+        headers.push_number(header::RETRY_AFTER, RETRY_AFTER_S);
     }
 }

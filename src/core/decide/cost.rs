@@ -88,6 +88,24 @@ impl Costs {
         let cost = self.base - self.prefill * f64::from(held) + self.load * rank.to_prefill() + share * work;
         (cost, share * rank.prompt > self.most)
     }
+
+    /// Offers each rank of a worker that takes anything. Thousands are looked at, so this loop has nothing else in it.
+    #[inline(never)]
+    fn offer_all<'a>(
+        &self,
+        (slot, worker): (WorkerSlot, &'a Worker),
+        share: f64,
+        (best, over): (&mut Best<'a>, &mut Best<'a>),
+        seed: u64,
+    ) {
+        for place in 0..worker.spec.ranks.size() as usize {
+            let (cost, is_over) = self.of(worker.rank_work(place), share);
+            let list = if is_over { &mut *over } else { &mut *best };
+            if cost <= list.cost {
+                list.offer(cost, (slot, worker, place), seed);
+            }
+        }
+    }
 }
 
 impl<'a> View<'a> {
@@ -121,7 +139,10 @@ impl<'a> View<'a> {
             }
             let share = 1.0 / listed.glance().weight;
             let leaves = !easy && worker.is_leaving(self.now);
-            let ranks = worker.ranks_work();
+            if easy && heat == 0.0 && self.ask.rank_hint.is_none() {
+                costs.offer_all((slot, worker), share, (&mut best, &mut over), seed);
+                continue;
+            }
             for place in self.places(worker) {
                 if !easy {
                     let rank = on_wire(worker, place);
@@ -133,7 +154,7 @@ impl<'a> View<'a> {
                         continue;
                     }
                 }
-                let (mut cost, is_over) = costs.of(ranks.get(place).unwrap_or_else(|| worker.rank_work(place)), share);
+                let (mut cost, is_over) = costs.of(worker.rank_work(place), share);
                 if heat > 0.0 {
                     // The least of costs with Gumbel noise is a draw with the chances exp(-cost / heat).
                     let u: f64 = rng.random::<f64>().max(f64::MIN_POSITIVE);

@@ -10,42 +10,44 @@ use crate::core::hash;
 use crate::core::id::{Model, RankRange};
 use crate::core::worker::WorkerState;
 
-/// One worker at a glance.
+/// One worker at a glance. What every decision reads of every worker lies in the first 64 bytes, which processors fetch
+/// at once.
 #[derive(Debug, Clone, Copy, PartialEq)]
+#[repr(C, align(64))]
 pub struct Glance {
-    slot: WorkerSlot,
-    /// The ranks it hosts.
-    pub ranks: RankRange,
-    /// Relative share of traffic, above 0.
-    pub weight: f64,
-    /// How much of the fleet's work it should have.
-    pub shares: f64,
+    /// How long the last report counts; `None` where there is none.
+    reported_until: Option<Instant>,
+    /// This router's own requests there.
+    own: u32,
+    /// Requests that the last report has, and how many of them are not this router's.
+    reported: u32,
+    others: u32,
     /// Most requests in flight per rank.
     pub max_inflight: Option<u32>,
-    /// A hash of its kind of device.
-    pub device: u64,
-    /// What all of it was given lately.
-    pub work: Work,
-    /// When its next turn is.
-    turn: f64,
-    /// This router's own requests there.
-    own: u64,
-    /// Requests that its last report has, and how many of them are not this router's.
-    reported: u64,
-    others: u64,
-    /// How long that report counts; `None` where there is none.
-    reported_until: Option<Instant>,
+    /// How much of the fleet's work it should have.
+    pub shares: f64,
+    slot: WorkerSlot,
     /// Whether it is registered and ready.
     ready: bool,
     /// Whether nothing of it is marked lost, refuses, takes nothing new, or is full by its report.
     easy: bool,
+    /// The ranks it hosts.
+    pub ranks: RankRange,
+    /// Relative share of traffic, above 0.
+    pub weight: f64,
+    /// When its next turn is.
+    turn: f64,
+    /// What all of it was given lately.
+    pub work: Work,
+    /// A hash of its kind of device.
+    pub device: u64,
 }
 
 impl Glance {
     /// Of a worker at its place.
     pub(super) fn of(worker: &Worker, slot: WorkerSlot) -> Self {
         let spec = &worker.spec;
-        let own = u64::from(worker.in_flight());
+        let count = |requests: u64| u32::try_from(requests).unwrap_or(u32::MAX);
         Self {
             slot,
             ranks: spec.ranks,
@@ -55,9 +57,9 @@ impl Glance {
             device: hash::device(&spec.device),
             work: worker.work(),
             turn: worker.turn,
-            own,
-            reported: worker.reported_total,
-            others: worker.reported_total.saturating_sub(worker.own_total_then.into()),
+            own: worker.in_flight(),
+            reported: count(worker.reported_total),
+            others: count(worker.reported_total.saturating_sub(worker.own_total_then.into())),
             reported_until: worker.report.as_ref().map(|(_, at)| *at + REPORT_COUNTS_FOR),
             ready: worker.registered && spec.state == WorkerState::Ready,
             easy: worker.marks.is_empty()
@@ -76,12 +78,12 @@ impl Glance {
     /// says no.
     pub fn is_open_everywhere(&self, now: Instant) -> bool {
         let load = || if self.is_reported(now) { self.own.max(self.reported) } else { self.own };
-        self.ready && self.easy && self.max_inflight.is_none_or(|most| load() < u64::from(most))
+        self.ready && self.easy && self.max_inflight.is_none_or(|most| load() < most)
     }
 
     /// See [`Worker::load_now`].
     pub fn load_now(&self, now: Instant) -> u64 {
-        if self.is_reported(now) { self.own + self.others } else { self.own }
+        u64::from(self.own) + if self.is_reported(now) { u64::from(self.others) } else { 0 }
     }
 
     /// What it was given lately, for each share of the fleet's work that it should have.

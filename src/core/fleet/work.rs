@@ -466,11 +466,6 @@ impl Worker {
         }
     }
 
-    /// The work of its first ranks, by place; all others have what [`Worker::rank_work`] says.
-    pub fn ranks_work(&self) -> &[RankWork] {
-        &self.work.ranks
-    }
-
     /// The work of the rank at a place.
     pub fn rank_work(&self, place: usize) -> &RankWork {
         self.work.ranks.get(place).unwrap_or(&self.work.rest)

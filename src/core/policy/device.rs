@@ -14,7 +14,7 @@ use crate::core::candidates::{Candidate, Candidates};
 pub fn pick<'c, 'f>(candidates: &'c Candidates<'f>, rng: &mut dyn Rng) -> &'c Candidate<'f> {
     let all = candidates.as_slice();
     // A candidate drawn by its weight draws its group by the sum of its weights.
-    let drawn = by_weight(all.iter(), Candidate::weight_of, rng).expect("candidates are never empty");
+    let drawn = by_weight(all.iter(), candidates.weights(), rng).expect("candidates are never empty");
     let group = all.iter().filter(|candidate| candidate.glance().device == drawn.glance().device);
     least_of(candidates, group, rng).unwrap_or(drawn)
 }

@@ -26,14 +26,18 @@ pub fn pick<'c, 'f>(kind: PolicyKind, candidates: &'c Candidates<'f>, rng: &mut 
     }
 }
 
-/// One of them by chance, each with a probability in proportion to its weight; `None` where there are none.
-fn by_weight<T: Copy>(all: impl Iterator<Item = T> + Clone, weight: impl Fn(T) -> f64, rng: &mut dyn Rng) -> Option<T> {
-    let total: f64 = all.clone().map(&weight).sum();
-    let mut left = rng.random::<f64>() * total;
+/// One of them by chance, each with a probability in proportion to its weight, of which this is the sum; `None` where
+/// there are none.
+fn by_weight<'c, 'f: 'c>(
+    all: impl Iterator<Item = &'c Candidate<'f>>,
+    sum: f64,
+    rng: &mut dyn Rng,
+) -> Option<&'c Candidate<'f>> {
+    let mut left = rng.random::<f64>() * sum;
     let mut last = None;
     for one in all {
         last = Some(one);
-        left -= weight(one);
+        left -= one.weight();
         if left < 0.0 {
             break;
         }
@@ -51,35 +55,24 @@ fn least_of<'c, 'f>(
 where
     'f: 'c,
 {
-    let tied = lowest(among, |candidate| candidates.relative_load(candidate));
-    // Of those that are equally busy now, mostly not at all, the one that was given less lately; then chance.
-    let tied = lowest(tied.into_iter(), |candidate| candidate.glance().work_per_share());
-    by_weight(tied.into_iter(), Candidate::weight_of, rng)
-}
-
-/// Those of the lowest measure.
-fn lowest<'c, 'f>(
-    among: impl Iterator<Item = &'c Candidate<'f>>,
-    measure: impl Fn(&Candidate<'f>) -> f64,
-) -> Vec<&'c Candidate<'f>> {
-    let (mut least, mut tied) = (f64::INFINITY, Vec::new());
+    let (mut least, mut tied) = ((f64::INFINITY, f64::INFINITY), Vec::<&Candidate<'_>>::new());
     for candidate in among {
-        let measured = measure(candidate);
-        if measured < least {
-            least = measured;
+        let load = candidates.relative_load(candidate);
+        if load > least.0 {
+            continue;
+        }
+        // Of those that are equally busy now, mostly not at all, the one that was given less lately; then chance.
+        let work = candidate.glance().work_per_share();
+        if load < least.0 || work < least.1 {
+            least = (load, work);
             tied.clear();
         }
-        if measured <= least {
+        if work <= least.1 {
             tied.push(candidate);
         }
     }
-    tied
-}
-
-impl Candidate<'_> {
-    fn weight_of(this: &Self) -> f64 {
-        this.weight()
-    }
+    let sum = tied.iter().map(|candidate| candidate.weight()).sum();
+    by_weight(tied.into_iter(), sum, rng)
 }
 
 #[cfg(test)]

@@ -11,9 +11,9 @@ use crate::core::candidates::{Candidate, Candidates};
 /// The less loaded of two; the one drawn first where they are equal, so that nobody is favoured by its place.
 pub fn pick<'c, 'f>(candidates: &'c Candidates<'f>, rng: &mut dyn Rng) -> &'c Candidate<'f> {
     let all = candidates.as_slice();
-    let first = by_weight(all.iter(), Candidate::weight_of, rng).expect("candidates are never empty");
+    let first = by_weight(all.iter(), candidates.weights(), rng).expect("candidates are never empty");
     let others = all.iter().filter(|other| !std::ptr::eq(*other, first));
-    match by_weight(others, Candidate::weight_of, rng) {
+    match by_weight(others, candidates.weights() - first.weight(), rng) {
         Some(second) if candidates.relative_load(second) < candidates.relative_load(first) => second,
         Some(_) | None => first,
     }

@@ -7,5 +7,5 @@ use crate::core::candidates::{Candidate, Candidates};
 
 /// One of them.
 pub fn pick<'c, 'f>(candidates: &'c Candidates<'f>, rng: &mut dyn Rng) -> &'c Candidate<'f> {
-    by_weight(candidates.as_slice().iter(), Candidate::weight_of, rng).expect("candidates are never empty")
+    by_weight(candidates.as_slice().iter(), candidates.weights(), rng).expect("candidates are never empty")
 }

@@ -9,7 +9,14 @@ use crate::core::candidates::{Candidate, Candidates};
 
 /// The one whose turn it is.
 pub fn pick<'c, 'f>(candidates: &'c Candidates<'f>) -> &'c Candidate<'f> {
-    // The first of those that are equal, which stand in the order of their ids.
-    let all = candidates.as_slice().iter();
-    all.min_by(|a, b| a.turn().total_cmp(&b.turn())).expect("candidates are never empty")
+    let (first, others) = candidates.as_slice().split_first().expect("candidates are never empty");
+    let mut next = (first.turn(), first);
+    for candidate in others {
+        let turn = candidate.turn();
+        // The first of those that are equal, which stand in the order of their ids.
+        if turn < next.0 {
+            next = (turn, candidate);
+        }
+    }
+    next.1
 }

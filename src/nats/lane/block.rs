@@ -189,6 +189,20 @@ impl Lines {
         let _ = write!(self.0, "{name}: {number}\r\n");
     }
 
+    /// Adds all of these.
+    pub fn append(&mut self, others: &Self) {
+        self.0.push_str(others.lines());
+    }
+
+    /// The same for the client library.
+    pub fn to_headers(&self) -> super::super::Headers {
+        Block::checked(self.lines()).iter().collect()
+    }
+
+    fn lines(&self) -> &str {
+        &self.0[VERSION.len() + "\r\n".len()..]
+    }
+
     /// Adds those headers of a message whose names pass, as they came.
     pub fn extend(&mut self, block: Block<'_>, pass: impl Fn(&str) -> bool) {
         for line in split(block.0) {
@@ -267,7 +281,10 @@ mod tests {
         lines.push_number("Rankpin-Seq", 7);
         let (block, _) = Block::read(b"NATS/1.0\r\nKeep: 1\r\nDrop: 2\r\nkeep:3\r\n\r\n").expect("sound");
         lines.extend(block, |name| name.eq_ignore_ascii_case("keep"));
-        let text = lines.block();
+        let mut more = Lines::new();
+        more.append(&lines);
+        assert_eq!(more.to_headers().find("rankpin-decision"), Some("a  Rankpin-Final: true"));
+        let text = more.block();
         assert_eq!(text.len(), lines.wire_len());
         let expected =
             [("Rankpin-Decision", "a  Rankpin-Final: true"), ("Rankpin-Seq", "7"), ("Keep", "1"), ("keep", "3")];

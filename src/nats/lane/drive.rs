@@ -8,16 +8,18 @@ use std::time::Duration;
 
 use async_nats::ServerAddr;
 use tokio::io::{AsyncWrite as _, AsyncWriteExt as _};
-use tokio::time::Interval;
+use tokio::time::{Interval, MissedTickBehavior};
 
 use super::codec::{Decoder, Message, Op};
 use super::handshake::{self, Connection, ServerInfo, Stream};
 use super::outbox::{Outbox, SLICES};
-use super::{Shared, lock};
+use super::{Pinged, Shared, lock};
 use crate::nats::link::{ConnectError, reconnect_delay};
 
 /// How often the server is pinged.
 const PING_INTERVAL: Duration = Duration::from_secs(10);
+/// How often it is asked whether it has what must not be lost, while there is such.
+const ASSURE_INTERVAL: Duration = Duration::from_millis(250);
 /// PINGs without an answer that end the connection.
 const MAX_UNANSWERED: usize = 2;
 /// Servers of a cluster that are remembered beside those that are configured.
@@ -48,6 +50,8 @@ fn lose(shared: &Shared) {
     let mut out = shared.out();
     out.clear();
     lock(&shared.pongs).clear();
+    lock(&shared.assured).send_again(&mut out);
+    shared.added.store(!out.is_empty(), Ordering::Release);
 }
 
 async fn reconnect(shared: &Shared, discovered: &[ServerAddr]) -> Connection {
@@ -97,6 +101,13 @@ fn discover(known: &mut Vec<ServerAddr>, info: &ServerInfo) {
     }
 }
 
+/// Ticks from one period on.
+fn every(period: Duration) -> Interval {
+    let mut ticks = tokio::time::interval_at(tokio::time::Instant::now() + period, period);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    ticks
+}
+
 /// A connection at work.
 struct Driver<'s> {
     shared: &'s Shared,
@@ -107,14 +118,14 @@ struct Driver<'s> {
     written: usize,
     flushed: bool,
     pings: Interval,
+    assuring: Interval,
     found: Vec<ServerAddr>,
 }
 
 impl<'s> Driver<'s> {
     fn new(shared: &'s Shared, connection: Connection) -> Self {
         let Connection { stream, decoder, .. } = connection;
-        let start = tokio::time::Instant::now() + PING_INTERVAL;
-        let pings = tokio::time::interval_at(start, PING_INTERVAL);
+        let pings = every(PING_INTERVAL);
         Self {
             shared,
             stream,
@@ -123,6 +134,7 @@ impl<'s> Driver<'s> {
             written: 0,
             flushed: true,
             pings,
+            assuring: every(ASSURE_INTERVAL),
             found: Vec::new(),
         }
     }
@@ -142,6 +154,7 @@ impl<'s> Driver<'s> {
         {
             return Poll::Ready(error);
         }
+        self.poll_assured(context);
         loop {
             // What was read ahead comes first.
             let progress = match self.hand_on(take) {
@@ -163,13 +176,25 @@ impl<'s> Driver<'s> {
     fn ping(&mut self) -> Result<(), std::io::Error> {
         let mut out = self.shared.out();
         let mut pongs = lock(&self.shared.pongs);
-        if pongs.iter().filter(|waiting| waiting.is_none()).count() >= MAX_UNANSWERED {
+        if pongs.iter().filter(|pinged| matches!(pinged, Pinged::Alive)).count() >= MAX_UNANSWERED {
             return Err(std::io::Error::other("the server does not answer pings"));
         }
-        pongs.push_back(None);
+        pongs.push_back(Pinged::Alive);
         out.line("PING");
         self.shared.added.store(true, Ordering::Release);
         Ok(())
+    }
+
+    /// Asks whether the server has what must not be lost, when it is time. The timer runs only while there is such.
+    fn poll_assured(&mut self, context: &mut Context<'_>) {
+        while !lock(&self.shared.assured).is_empty() && self.assuring.poll_tick(context).is_ready() {
+            let mut out = self.shared.out();
+            if lock(&self.shared.assured).ask() {
+                lock(&self.shared.pongs).push_back(Pinged::Assured);
+                out.line("PING");
+                self.shared.added.store(true, Ordering::Release);
+            }
+        }
     }
 
     fn poll_read(&mut self, context: &mut Context<'_>) -> Poll<Result<(), std::io::Error>> {
@@ -197,9 +222,12 @@ impl<'s> Driver<'s> {
                     self.shared.added.store(true, Ordering::Release);
                 }
                 Op::Pong => {
-                    if let Some(Some(waiting)) = lock(&self.shared.pongs).pop_front() {
+                    let pinged = lock(&self.shared.pongs).pop_front();
+                    match pinged {
+                        Some(Pinged::Assured) => lock(&self.shared.assured).answered(),
                         // Whoever waited may have gone.
-                        let _ = waiting.send(());
+                        Some(Pinged::Asked(waiting)) => drop(waiting.send(())),
+                        Some(Pinged::Alive) | None => {}
                     }
                 }
                 Op::Info(json) => self.hear_info(&json),

@@ -6,6 +6,7 @@
 //! sent is collected and written once for everything that was read at once. A header block that would break the
 //! library's connection is an error of its own message alone.
 
+mod assured;
 mod block;
 mod codec;
 mod drive;
@@ -25,6 +26,7 @@ pub use block::{Block, Lines, Unsound};
 pub use codec::{Decoder, Message, Op, ProtocolError};
 pub use outbox::{Payload, Unsent};
 
+use self::assured::Assured;
 use self::handshake::Connection;
 use self::outbox::Outbox;
 use super::link::{ConnectError, LinkOptions, LinkState, MAX_VIOLATIONS, VIOLATION_WORDS, parse_addresses};
@@ -47,6 +49,8 @@ struct Shared {
     addresses: Vec<ServerAddr>,
     login: Login,
     out: Mutex<Outbox>,
+    /// Locked after `out`, where both are.
+    assured: Mutex<Assured>,
     /// Whether something was added to `out` since the driver last looked.
     added: AtomicBool,
     /// Wakes the driver.
@@ -54,8 +58,8 @@ struct Shared {
     subscriptions: Mutex<Vec<Subscription>>,
     /// Messages received, by number of subscription, since the connection came to stand.
     received: [AtomicU64; MAX_SUBSCRIPTIONS],
-    /// Who waits for a PONG, in the order of the PINGs; nobody for those that only keep the connection alive.
-    pongs: Mutex<VecDeque<Option<oneshot::Sender<()>>>>,
+    /// What each PONG will be for, in the order of the PINGs.
+    pongs: Mutex<VecDeque<Pinged>>,
     state: watch::Sender<LinkState>,
     connected: AtomicBool,
     max_payload: AtomicUsize,
@@ -63,6 +67,17 @@ struct Shared {
     slow: AtomicU64,
     /// The first connection, until it is driven.
     opened: Mutex<Option<Connection>>,
+}
+
+/// Why the server was pinged.
+#[derive(Debug)]
+enum Pinged {
+    /// To see that it lives.
+    Alive,
+    /// To know that it has what is kept in `assured`.
+    Assured,
+    /// Somebody waits for the answer.
+    Asked(oneshot::Sender<()>),
 }
 
 #[derive(Debug, Clone)]
@@ -98,6 +113,7 @@ impl Lane {
             addresses,
             login,
             out: Mutex::default(),
+            assured: Mutex::default(),
             added: AtomicBool::new(false),
             waker: AtomicWaker::new(),
             subscriptions: Mutex::default(),
@@ -130,6 +146,18 @@ impl Lane {
         payload: Payload<'_>,
     ) -> Result<(), Unsent> {
         self.0.out().publish(subject, reply, headers, payload)?;
+        self.0.wake();
+        Ok(())
+    }
+
+    /// Publishes what nobody would miss in time if it were lost: where the connection ends before the server is known to
+    /// have it, it is sent once more after the reconnect. So it may arrive twice.
+    pub fn publish_assured(&self, subject: &str, headers: &Lines, payload: Payload<'_>) -> Result<(), Unsent> {
+        {
+            let mut out = self.0.out();
+            out.publish(subject, None, headers, payload.clone())?;
+            lock(&self.0.assured).keep(subject, headers, payload);
+        }
         self.0.wake();
         Ok(())
     }
@@ -173,7 +201,7 @@ impl Lane {
         {
             // Both under the lock: the order of the PINGs is that of who waits.
             let mut out = self.0.out();
-            lock(&self.0.pongs).push_back(Some(told));
+            lock(&self.0.pongs).push_back(Pinged::Asked(told));
             out.line("PING");
         }
         self.0.wake();
@@ -194,7 +222,7 @@ impl Lane {
             if !self.is_connected() || pongs.len() >= MAX_ROUND_TRIPS {
                 return false;
             }
-            pongs.push_back(Some(told));
+            pongs.push_back(Pinged::Asked(told));
             out.line("PING");
         }
         self.0.wake();

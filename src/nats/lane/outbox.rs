@@ -127,6 +127,14 @@ impl Outbox {
         Ok(())
     }
 
+    /// Adds everything that waits in another one.
+    pub fn append(&mut self, other: &Self) {
+        let before = self.text.len();
+        self.text.extend_from_slice(&other.text);
+        self.payloads.extend(other.payloads.iter().map(|(at, payload)| (before + at, payload.clone())));
+        self.length += other.length;
+    }
+
     /// Adds a line of the protocol.
     pub fn line(&mut self, line: &str) {
         self.text.extend_from_slice(line.as_bytes());
@@ -250,7 +258,12 @@ mod tests {
                 expected.extend_from_slice(b"\r\n");
             }
             prop_assert_eq!(outbox.len(), expected.len());
-            prop_assert_eq!(written(&outbox, step), expected);
+            prop_assert_eq!(&written(&outbox, step), &expected);
+            let twice = expected.repeat(2);
+            let once = std::mem::take(&mut outbox);
+            outbox.append(&once);
+            outbox.append(&once);
+            prop_assert_eq!(written(&outbox, step), twice);
         }
     }
 }

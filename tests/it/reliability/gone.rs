@@ -1,11 +1,18 @@
-//! A frontend that is killed in the middle of an answer costs no more work (protocol section 6.1).
+//! What is lost with one end of a conversation: a frontend that is killed in the middle of an answer costs no more work,
+//! and an answer that is lost with the worker's connection is said again (protocol section 6.1).
 
 use std::process::Command;
+use std::time::Duration;
 
 use futures_util::StreamExt as _;
 
-use super::{frontend, served, sim, turn};
+use rankpin::client::sequence::SequenceError;
+use rankpin::client::{ClientError, Request};
+use rankpin::core::id::Model;
+
+use super::{collect, frontend, served, sim, turn};
 use crate::support::process::Process;
+use crate::support::proxy::{Carriage, Proxy};
 use crate::support::{NatsServer, PATIENCE, RouterProcess, eventually};
 
 /// Names the servers to the process that the test below starts of this binary.
@@ -58,5 +65,43 @@ async fn a_frontend_killed_in_the_middle_of_an_answer_frees_its_rank() {
     .await;
     for _ in 0..50 {
         staying.next().await.expect("it goes on").expect("no error");
+    }
+}
+
+#[tokio::test]
+async fn the_end_of_an_answer_that_was_lost_with_the_connection_is_said_again() {
+    let server = NatsServer::start();
+    let router = RouterProcess::start("router", &server, &[]).await;
+    let proxy = Proxy::to(vec![([127, 0, 0, 1], server.port()).into()]).await;
+    // An answer takes 0.4 s, and nothing but the answer is lost: liveness and probes have their time.
+    let worker = sim(&proxy.url(), server.dir(), "w", &["--output-tokens", "20", "--decode-rate", "50"]);
+    let client = frontend(&server.url()).await;
+    served(&client, "warm").await;
+    let one_message = Request::new(Model::new("m").expect("valid"), r#"{"model":"m","messages":[]}"#);
+    for (is_streamed, request) in [(false, one_message), (true, turn("streamed", 20))] {
+        let mut stream = client.send(request).await.expect("is published");
+        if is_streamed {
+            stream.next().await.expect("it begins").expect("no error");
+        }
+        let taken = async || (router.metric("requests_in_flight").await == 1.0).then_some(());
+        eventually("the router has it", PATIENCE, taken).await;
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        proxy.set(Carriage::Swallowed);
+        // Time for the worker to answer into the void.
+        tokio::time::sleep(Duration::from_millis(800)).await;
+        let lost_before = worker.log().matches("reconnecting").count();
+        proxy.set(Carriage::Ended);
+        let lost = async || (worker.log().matches("reconnecting").count() > lost_before).then_some(());
+        eventually("the worker's connections end", PATIENCE, lost).await;
+        proxy.set(Carriage::Through);
+        match (is_streamed, collect(stream).await) {
+            (false, Ok((place, 1))) => assert!(place.starts_with('w'), "{place}"),
+            // The parts between are lost, which is told at once.
+            (true, Err(ClientError::Sequence(SequenceError::Gap { .. }))) => {}
+            (_, other) => panic!("streamed: {is_streamed}, {other:?}"),
+        }
+        let done = async || (router.metric("requests_in_flight").await == 0.0).then_some(());
+        eventually("the router knows", PATIENCE, done).await;
+        assert_eq!(router.metric_where("requests", "outcome=\"worker_lost\"").await, 0.0);
     }
 }

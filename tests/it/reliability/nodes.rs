@@ -17,9 +17,10 @@ const REPLICATED: [&str; 4] = ["--replicas", "3", "--jobs-replicas", "3"];
 
 /// Three servers, two routers and two workers, each of which knows all servers.
 struct Scene {
-    nodes: Nodes,
+    // These first: their logs lie in a directory of the servers.
     routers: Vec<RouterProcess>,
     workers: Vec<Process>,
+    nodes: Nodes,
 }
 
 impl Scene {
@@ -175,7 +176,6 @@ async fn all_servers_that_restart_under_load_leave_complete_mirrors_and_nothing_
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "it failed once in three runs on a busy machine, for a reason not yet known: run it with --ignored"]
 async fn a_server_that_takes_its_leave_costs_no_request_of_others() {
     let mut scene = Scene::set("lame_duck_grace_period: \"1s\"\nlame_duck_duration: \"30s\"").await;
     // Frontends elsewhere; routers and workers are wherever they are, some of them there.
@@ -218,14 +218,20 @@ async fn a_server_that_takes_its_leave_costs_no_request_of_others() {
         stop.store(true, Ordering::Relaxed);
     };
     let (counts, ()) = join(load, leaving).await;
-    let (served, refused, moved) =
+    let (turns, refused, moved) =
         counts.into_iter().fold((0, 0, 0), |all, one| (all.0 + one.0, all.1 + one.1, all.2 + one.2));
-    println!(
-        "{served} turns were served while a server left, {refused} ended in an error, {moved} moved their session"
-    );
-    assert!(served > 100 && refused * 20 <= served, "{served} served, {refused} refused");
-    // Each of the two workers changes its server once at most.
-    assert!(usize::try_from(moved).is_ok_and(|moved| moved <= 2 * places.len()), "{moved} moves");
+    println!("{turns} turns were served while a server left, {refused} ended in an error, {moved} moved their session");
+    // What is lost with a connection is told, and each connection is lost once.
+    assert!(turns > refused && refused <= 2 * places.len(), "{turns} served, {refused} refused");
+    // While its own server leaves, a router may not hear where another has moved a session that nobody listened to. Then
+    // they agree again.
+    scene.mirrors_are_complete().await;
+    for session in places.keys() {
+        let now = served(&client, session).await;
+        for _ in 0..4 {
+            assert_eq!(served(&client, session).await, now, "{session} is the same to every router");
+        }
+    }
     scene.nothing_is_held().await;
 }
 

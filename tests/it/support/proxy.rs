@@ -20,6 +20,10 @@ pub enum Carriage {
     Through,
     /// Not at all: connections stand, and nothing passes either way. What was sent comes later.
     Cut,
+    /// What the process sends is lost on the way; what it is sent comes.
+    Swallowed,
+    /// Every connection ends, and what was on its way with it.
+    Ended,
     /// Each piece so much later.
     Late(Duration),
 }
@@ -67,19 +71,29 @@ async fn carry(stream: TcpStream, servers: Vec<SocketAddr>, next: Arc<AtomicUsiz
     for n in 0..servers.len() {
         let Ok(server) = TcpStream::connect(servers[(begun + n) % servers.len()]).await else { continue };
         let ((from, to), (back, there)) = (stream.into_split(), server.into_split());
+        let mut ended = told.clone();
         // Either end is the end of both.
         tokio::select! {
-            () = pass(from, there, told.clone()) => {}
-            () = pass(back, to, told) => {}
+            () = pass(from, there, told.clone(), Sender::Process) => {}
+            () = pass(back, to, told, Sender::Server) => {}
+            _ = ended.wait_for(|carriage| *carriage == Carriage::Ended) => {}
         }
         return;
     }
+}
+
+/// Who sent a piece.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Sender {
+    Process,
+    Server,
 }
 
 async fn pass(
     mut from: tokio::net::tcp::OwnedReadHalf,
     mut to: tokio::net::tcp::OwnedWriteHalf,
     mut told: watch::Receiver<Carriage>,
+    sender: Sender,
 ) {
     let mut piece = vec![0; PIECE];
     loop {
@@ -88,8 +102,11 @@ async fn pass(
             Ok(carriage) => *carriage,
             Err(_) => return,
         };
-        if let Carriage::Late(by) = carriage {
-            tokio::time::sleep(by).await;
+        match carriage {
+            Carriage::Late(by) => tokio::time::sleep(by).await,
+            Carriage::Swallowed if sender == Sender::Process => continue,
+            Carriage::Ended => return,
+            Carriage::Through | Carriage::Cut | Carriage::Swallowed => {}
         }
         if to.write_all(&piece[..read]).await.is_err() {
             return;
