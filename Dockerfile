@@ -29,19 +29,21 @@ COPY rankpin /usr/local/bin/rankpin
 # From source.
 FROM rust:1-bookworm AS build
 WORKDIR /src
+# Cargo features, with commas between: otel for traces.
+ARG FEATURES=
 # Dependencies first, by an empty crate of the same name: they are compiled anew only when the lock file changes.
 COPY Cargo.toml Cargo.lock ./
 RUN mkdir -p src benches \
     && touch src/lib.rs benches/body.rs benches/decide.rs \
     && echo 'fn main() {}' > src/main.rs \
-    && cargo build --release --locked --bin rankpin \
+    && cargo build --release --locked --bin rankpin --features "$FEATURES" \
     && rm -rf src benches
 COPY src src
 COPY benches benches
 COPY examples examples
 # What was copied may be older than what the empty crate has left, and would be taken for built.
 RUN touch src/lib.rs src/main.rs \
-    && cargo build --release --locked --bin rankpin \
+    && cargo build --release --locked --bin rankpin --features "$FEATURES" \
     && strip --strip-debug target/release/rankpin
 
 FROM base AS rankpin

@@ -1,6 +1,6 @@
 # What this project is worked on with; `make` alone lists it.
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-sdk test-agents test-compose test-vllm check-deploy chaos chaos-jobs bench bench-gateway fuzz fmt lint docs schemas sbom audit permissions
+.PHONY: help demo test test-otel test-sdk test-agents test-compose test-vllm check-deploy chaos chaos-jobs bench bench-gateway fuzz fmt lint docs schemas sbom audit permissions
 
 help: ## List what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -23,6 +23,10 @@ bench-gateway: ## Measure gateway, router and bridge beside direct HTTP and othe
 
 test: ## Run all tests, the integration tests against a real NATS server
 	RANKPIN_NATS_SERVER="$$(scripts/nats-server)" && export RANKPIN_NATS_SERVER && cargo test --locked
+
+test-otel: ## Lint and test the feature otel: traces, as a receiver of OTLP gets them
+	cargo clippy --locked --features otel -- --deny warnings
+	RANKPIN_NATS_SERVER="$$(scripts/nats-server)" && export RANKPIN_NATS_SERVER && cargo test --locked --features otel --test otel
 
 test-sdk: ## Run the official Python client libraries (openai, anthropic, litellm) against a gateway
 	cargo build --locked

@@ -28,6 +28,7 @@ mod workers;
 use clap::{Parser, Subcommand};
 
 use crate::telemetry::logging::{self, LogFormat};
+use crate::telemetry::trace;
 
 /// Keeps every conversation with a language model on the worker and data-parallel rank that has its prefix cached.
 ///
@@ -129,15 +130,15 @@ impl Cli {
             Command::Router(args) => {
                 let config = args.resolve(format)?;
                 logging::init(config.log_format)?;
-                router::run(config).await
+                traced("rankpin-router", Box::pin(router::run(config))).await
             }
             Command::Gateway(args) => {
                 let config = args.resolve(format)?;
                 logging::init(config.log_format)?;
-                gateway::run(config).await
+                traced("rankpin-gateway", Box::pin(gateway::run(config))).await
             }
-            Command::Bridge(args) => bridge::run(*args).await,
-            Command::Up(args) => up::run(*args).await,
+            Command::Bridge(args) => traced("rankpin-bridge", Box::pin(bridge::run(*args))).await,
+            Command::Up(args) => traced("rankpin", Box::pin(up::run(*args))).await,
             Command::Health(args) => health::run(&args).await,
             Command::Workers(args) => workers::run(*args).await,
             Command::Pins(args) => pins::run(*args).await,
@@ -154,11 +155,19 @@ impl Cli {
             Command::Replay(args) => replay::run(&args),
             Command::Jobs(args) => jobs::run(*args).await,
             Command::Schema(args) => schema::run(&args),
-            Command::Sim(args) => sim::run(*args).await,
+            Command::Sim(args) => traced("rankpin-sim", Box::pin(sim::run(*args))).await,
             Command::Completions(args) => completions::run(&args),
             Command::Man(args) => completions::man(&args),
         }
     }
+}
+
+/// Runs a service whose spans are exported under this name, where the environment wants them and has no other.
+async fn traced(service: &'static str, running: impl Future<Output = anyhow::Result<()>>) -> anyhow::Result<()> {
+    let traces = trace::init(service)?;
+    let ended = running.await;
+    traces.finish().await;
+    ended
 }
 
 #[cfg(test)]

@@ -147,6 +147,12 @@ impl Request {
         self
     }
 
+    /// The same in place of all headers of that name, however they are spelled.
+    pub fn replacing(mut self, name: &'static str, value: &str) -> Self {
+        self.headers.replace(name, value);
+        self
+    }
+
     pub(super) fn subject(&self, subjects: &Subjects) -> String {
         match &self.model {
             Some(model) if self.trusted => subjects.trusted(model),

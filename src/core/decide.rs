@@ -60,7 +60,7 @@ pub enum Reason {
 pub enum Cause {
     /// The worker or rank where it was is gone, or did not answer.
     WorkerLost,
-    /// The worker where it was is draining.
+    /// The worker where it was is draining, or has drained and left.
     Draining,
     /// The placement where it was, or was tried, has no room.
     Overload,
@@ -297,6 +297,7 @@ impl<'a> View<'a> {
             {
                 Cause::Draining
             }
+            _ if self.fleet.has_drained(pin.worker.as_str(), self.now) => Cause::Draining,
             _ => Cause::WorkerLost,
         }
     }

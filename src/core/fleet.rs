@@ -16,6 +16,7 @@ use super::pool::Pools;
 use super::weighing::Weighing;
 use super::worker::{WorkerKind, WorkerSpec, WorkerState};
 
+mod drained;
 mod full;
 mod glance;
 mod load;
@@ -25,6 +26,7 @@ mod tests;
 mod totals;
 mod work;
 
+use drained::Drained;
 pub use work::{CacheEvent, HALF_LIFE, Note, RankWork, Work};
 use work::{Fading, Works};
 
@@ -161,6 +163,7 @@ pub struct Fleet {
     /// Pools that serve any model.
     for_any_model: Vec<u32>,
     known_models: HashMap<Model, Instant, RandomState>,
+    drained: Drained,
     /// Whose turn it was last, in turns of the whole fleet.
     turn: f64,
     /// What reports count as full.
@@ -195,6 +198,7 @@ impl Fleet {
         if age > LOST_AFTER {
             return Registered::Stale;
         }
+        self.drained.is_back(&spec.id);
         let sign = now.checked_sub(age).unwrap_or(now);
         let Some(&index) = self.by_id.get(&spec.id) else {
             if self.by_id.len() >= MAX_WORKERS {
@@ -252,8 +256,12 @@ impl Fleet {
             return false;
         }
         worker.registered = false;
-        let idle = worker.in_flight() == 0;
+        let (idle, draining) = (worker.in_flight() == 0, worker.spec.state == WorkerState::Draining);
+        let heard = worker.last_sign;
         drop(worker);
+        if draining {
+            self.drained.note(id, heard);
+        }
         if idle {
             self.remove(slot);
         } else {
@@ -310,6 +318,7 @@ impl Fleet {
             self.remove(*slot);
         }
         self.forgive(now);
+        self.drained.forget(now);
         self.known_models.retain(|_, seen| now.saturating_duration_since(*seen) <= MODEL_KNOWN_FOR);
         lost
     }

@@ -55,6 +55,7 @@ impl Events {
     }
 
     fn error(&mut self, out: &mut BytesMut, problem: &Problem) {
+        self.measured.span.fail(&problem.code);
         match (self.api, self.api.family()) {
             (Api::Responses, _) => write(out, Some("error"), &problem.responses_event(self.count)),
             (_, Family::OpenAi) => write(out, None, &problem.body(Family::OpenAi)),

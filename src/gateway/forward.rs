@@ -18,6 +18,7 @@ use super::problem::Problem;
 use crate::client::{Chunk, ReplyStream, Request, Served};
 use crate::config::gateway::{ClientHints, PlacementHeaders};
 use crate::core::id::Tenant;
+use crate::telemetry::trace::TRACEPARENT;
 use crate::wire::header as wire;
 
 /// A body up to this size in bytes needs no room of its own.
@@ -34,18 +35,20 @@ const DECISION: HeaderName = HeaderName::from_static("x-rankpin-decision");
 
 /// Answers a request of one of the APIs.
 pub async fn forward(gateway: Arc<Gateway>, api: Api, request: HttpRequest<Body>) -> Response<Body> {
-    let mut measured = Measured::begin(&gateway.metrics, api);
+    let mut measured = Measured::begin(&gateway.metrics, api, request.headers());
     let mut id = None;
     let answered = answer(&gateway, api, request, &mut id, &mut measured).await;
     let mut response = match answered {
         Ok(Answered::Whole(response)) => {
             measured.replied();
             measured.ends(Outcome::Ok);
+            measured.span.note_number("http.response.status_code", StatusCode::OK.as_u16().into());
             response
         }
         Ok(Answered::Streamed(first, replies)) => {
             measured.replied();
             let mut response = Response::new(Body::empty());
+            measured.span.note_number("http.response.status_code", StatusCode::OK.as_u16().into());
             gateway.show_placement(response.headers_mut(), replies.served());
             let headers = response.headers_mut();
             headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream; charset=utf-8"));
@@ -56,6 +59,11 @@ pub async fn forward(gateway: Arc<Gateway>, api: Api, request: HttpRequest<Body>
         }
         Err(problem) => {
             measured.ends(Outcome::of(problem.status));
+            measured.span.note_number("http.response.status_code", problem.status.as_u16().into());
+            match problem.status.is_server_error() {
+                true => measured.span.fail(&problem.code),
+                false => measured.span.note("error.type", &problem.code),
+            }
             problem.response(api.family())
         }
     };
@@ -86,7 +94,12 @@ async fn answer(
     let room = gateway.room_for(&parts.headers).await;
     let body = body::read(&parts.headers, body, gateway.config.max_body).await?;
     let Peek { model, stream } = body::peek(&body)?;
-    let request = gateway.request(&parts.headers, api, Request::new(model, body), tenant)?;
+    measured.span.note("gen_ai.request.model", model.as_str());
+    let mut request = gateway.request(&parts.headers, api, Request::new(model, body), tenant)?;
+    measured.span.note("rankpin.request_id", request.id().as_str());
+    if let Some(ours) = measured.span.carried() {
+        request = request.replacing(TRACEPARENT, &ours);
+    }
     *id = HeaderValue::from_str(request.id().as_str()).ok();
     let mut replies = gateway.client.send(request).await?;
     drop(room);

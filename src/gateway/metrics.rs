@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use axum::http::StatusCode;
+use axum::http::{HeaderMap, StatusCode};
 use prometheus_client::encoding::{EncodeLabelSet, text};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -12,6 +12,7 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 
 use super::api::Api;
+use crate::telemetry::trace::{Kind, Span};
 
 /// Upper bounds of the latencies that are told apart, in seconds.
 const SECONDS: [f64; 17] =
@@ -134,11 +135,13 @@ pub struct Measured {
     start: Instant,
     replied: bool,
     outcome: Outcome,
+    /// Its span, which ends with it.
+    pub span: Span,
 }
 
 impl Measured {
-    /// A request that begins now.
-    pub fn begin(metrics: &Arc<Metrics>, api: Api) -> Self {
+    /// A request that begins now; its headers may name the span that it comes from.
+    pub fn begin(metrics: &Arc<Metrics>, api: Api, headers: &HeaderMap) -> Self {
         metrics.in_flight.inc();
         Self {
             metrics: Arc::clone(metrics),
@@ -146,6 +149,7 @@ impl Measured {
             start: Instant::now(),
             replied: false,
             outcome: Outcome::Disconnected,
+            span: Span::begin(Kind::Request(api.path()), |name| headers.get(name)?.to_str().ok()),
         }
     }
 
@@ -166,6 +170,12 @@ impl Drop for Measured {
     fn drop(&mut self) {
         let (api, metrics) = (self.api as usize, &self.metrics);
         metrics.in_flight.dec();
+        self.span.note("rankpin.outcome", self.outcome.name());
+        match self.outcome {
+            // Of the others, whoever knows the reason has said it.
+            Outcome::Ok | Outcome::Refused | Outcome::Failed => {}
+            Outcome::Disconnected => self.span.fail(self.outcome.name()),
+        }
         metrics.requests[api * Outcome::ALL.len() + self.outcome as usize].inc();
         metrics.total[api].observe(self.start.elapsed().as_secs_f64());
     }
@@ -184,12 +194,12 @@ mod tests {
     #[test]
     fn a_request_is_counted_once_as_it_ended() {
         let metrics = Arc::new(Metrics::default());
-        let mut whole = Measured::begin(&metrics, Api::Responses);
+        let mut whole = Measured::begin(&metrics, Api::Responses, &HeaderMap::new());
         whole.replied();
         whole.replied();
         whole.ends(Outcome::Ok);
         drop(whole);
-        drop(Measured::begin(&metrics, Api::Messages));
+        drop(Measured::begin(&metrics, Api::Messages, &HeaderMap::new()));
         let page = metrics.encode();
         for line in [
             "rankpin_gateway_requests_total{api=\"responses\",outcome=\"ok\"} 1",

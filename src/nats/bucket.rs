@@ -13,7 +13,7 @@ use tokio::sync::Semaphore;
 
 use super::link::{Link, describe};
 
-/// How long a write or a read of the leader may take; beyond, the bucket is unreachable (protocol section 5).
+/// How long a write or a read of the leader may take for a router; beyond, the bucket is unreachable (protocol section 5).
 pub const BUCKET_TIMEOUT: Duration = Duration::from_millis(500);
 /// Most writes that wait for their answer at once: more would only wait in the server's queue, and time out there.
 const MAX_WRITES: usize = 64;
@@ -27,6 +27,7 @@ pub struct Bucket {
     name: String,
     open: Arc<Mutex<Option<Opened>>>,
     writes: Arc<Semaphore>,
+    patience: Duration,
 }
 
 #[derive(Debug, Clone)]
@@ -125,7 +126,13 @@ pub struct Watch {
 impl Bucket {
     /// A bucket of this name; nothing is asked of the server yet.
     pub fn new(link: Link, name: &str) -> Self {
-        Self { link, name: name.to_owned(), open: Arc::default(), writes: Arc::new(Semaphore::new(MAX_WRITES)) }
+        let writes = Arc::new(Semaphore::new(MAX_WRITES));
+        Self { link, name: name.to_owned(), open: Arc::default(), writes, patience: BUCKET_TIMEOUT }
+    }
+
+    /// The same with more time for a write or a read of the leader: for people, who can wait where a request can't.
+    pub fn patient(self, patience: Duration) -> Self {
+        Self { patience, ..self }
     }
 
     /// Its name.
@@ -143,6 +150,11 @@ impl Bucket {
         &self.link
     }
 
+    /// How long opening the bucket or a watch may take.
+    fn opening(&self) -> Duration {
+        OPEN_TIMEOUT.max(self.patience)
+    }
+
     fn subject(&self, key: &str) -> String {
         format!("$KV.{}.{key}", self.name)
     }
@@ -157,7 +169,8 @@ impl Bucket {
             }
         }
         let mut context = jetstream::new(client);
-        context.set_timeout(OPEN_TIMEOUT);
+        // Beyond ours, which says what was waited for.
+        context.set_timeout(self.opening() * 2);
         let stream = context.get_stream_no_info(self.stream_name()).await.map_err(|e| Unreachable(describe(&e)))?;
         let opened = Opened { generation, context, stream };
         *self.open.lock().expect("no code panics while it holds this lock") = Some(opened.clone());
@@ -189,11 +202,11 @@ impl Bucket {
                 .await?;
             ack.await
         };
-        match tokio::time::timeout(BUCKET_TIMEOUT, write).await {
+        match tokio::time::timeout(self.patience, write).await {
             Ok(Ok(ack)) => Ok(ack.sequence),
             Ok(Err(error)) if is_lost_race(&error) => Err(CasError::Lost),
             Ok(Err(error)) => Err(CasError::Unreachable(describe(&error))),
-            Err(_) => Err(CasError::Unreachable("no answer within 500 ms".into())),
+            Err(_) => Err(CasError::Unreachable(silence(self.patience))),
         }
     }
 
@@ -206,7 +219,7 @@ impl Bucket {
         let opened = self.opened().await?;
         let subject = self.subject(key);
         let read = opened.stream.get_last_raw_message_by_subject(&subject);
-        match tokio::time::timeout(BUCKET_TIMEOUT, read).await {
+        match tokio::time::timeout(self.patience, read).await {
             Ok(Ok(message)) => {
                 let deleted = message.headers.get("KV-Operation").is_some()
                     || message.headers.get("Nats-Marker-Reason").is_some();
@@ -218,7 +231,7 @@ impl Bucket {
             }
             Ok(Err(error)) if error.kind() == stream::LastRawMessageErrorKind::NoMessageFound => Ok(None),
             Ok(Err(error)) => Err(Unreachable(describe(&error))),
-            Err(_) => Err(Unreachable("no answer within 500 ms".into())),
+            Err(_) => Err(Unreachable(silence(self.patience))),
         }
     }
 
@@ -237,7 +250,7 @@ impl Bucket {
             Ok(opened) => opened,
             Err(error) => return Look::Silent(error.0),
         };
-        match tokio::time::timeout(OPEN_TIMEOUT, opened.stream.get_info()).await {
+        match tokio::time::timeout(self.opening(), opened.stream.get_info()).await {
             Ok(Ok(info)) => Look::There(BucketInfo {
                 created: system_time(info.created.unix_timestamp_nanos()),
                 last_sequence: info.state.last_sequence,
@@ -262,7 +275,7 @@ impl Bucket {
                     _ => Look::Silent(describe(&error)),
                 }
             }
-            Err(_) => Look::Silent("no answer within 2 s".into()),
+            Err(_) => Look::Silent(silence(self.opening())),
         }
     }
 
@@ -276,10 +289,10 @@ impl Bucket {
                 None => store.watch_with_history(">").await.map_err(|e| describe(&e)),
             }
         };
-        match tokio::time::timeout(OPEN_TIMEOUT, open).await {
+        match tokio::time::timeout(self.opening(), open).await {
             Ok(Ok(stream)) => Ok(Watch { stream, generation: opened.generation }),
             Ok(Err(problem)) => Err(Unreachable(problem)),
-            Err(_) => Err(Unreachable("no answer within 2 s".into())),
+            Err(_) => Err(Unreachable(silence(self.opening()))),
         }
     }
 
@@ -304,7 +317,7 @@ impl Bucket {
         };
         match tokio::time::timeout(OPEN_TIMEOUT, read).await {
             Ok(read) => read.map(|()| found),
-            Err(_) => Err(Unreachable("no answer within 2 s".into())),
+            Err(_) => Err(Unreachable(silence(OPEN_TIMEOUT))),
         }
     }
 
@@ -341,6 +354,18 @@ impl Watch {
             None => Watched::Dead,
         }
     }
+}
+
+/// How problems begin that are only silence.
+const NO_ANSWER: &str = "no answer within";
+
+fn silence(waited: Duration) -> String {
+    format!("{NO_ANSWER} {waited:?}")
+}
+
+/// Whether a problem is that nothing was answered in time: then it is not known whether a write was done.
+pub fn is_silence(problem: &str) -> bool {
+    problem.starts_with(NO_ANSWER)
 }
 
 fn system_time(unix_nanos: i128) -> SystemTime {

@@ -43,6 +43,21 @@ impl Headers {
         }
     }
 
+    /// Sets one of our own headers in place of all of that name, however they are spelled.
+    pub fn replace(&mut self, name: &'static str, value: &str) {
+        let others: Vec<String> = self
+            .iter()
+            .filter(|(spelling, _)| spelling.eq_ignore_ascii_case(name) && *spelling != name)
+            .map(|(spelling, _)| spelling.to_owned())
+            .collect();
+        let kept = |other: &str| !others.iter().any(|spelling| spelling == other);
+        if !others.is_empty() {
+            let rest: Self = self.iter().filter(|(spelling, _)| kept(spelling)).collect();
+            *self = rest;
+        }
+        self.set(name, value);
+    }
+
     fn put(&mut self, name: HeaderName, value: &str) {
         self.0.insert(name, clean(value));
     }
@@ -77,6 +92,15 @@ impl<'a> FromIterator<(&'a str, &'a str)> for Headers {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_header_of_ours_takes_the_place_of_every_spelling() {
+        let mut headers: Headers = [("TraceParent", "a"), ("traceparent", "b"), ("Other", "c")].into_iter().collect();
+        headers.replace("traceparent", "d");
+        let mut all: Vec<_> = headers.iter().collect();
+        all.sort_unstable();
+        assert_eq!(all, [("Other", "c"), ("traceparent", "d")]);
+    }
 
     #[test]
     fn a_value_cannot_forge_a_header() {

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::OpsError;
+use super::{OpsError, PATIENCE};
 use crate::core::id::WorkerId;
 use crate::nats::Link;
 use crate::nats::ask::AskError;
@@ -57,8 +57,8 @@ pub async fn wait(link: &Link, subjects: &Subjects, answer: &DrainAnswer, timeou
 
 /// The process that is registered under a name.
 async fn registered(link: &Link, subjects: &Subjects, worker: &WorkerId) -> Result<Option<String>, OpsError> {
-    let bucket = Bucket::new(link.clone(), &subjects.workers_bucket());
-    let stored = bucket.read_leader(worker.as_str()).await.map_err(OpsError::unreadable(bucket.name()))?;
+    let bucket = Bucket::new(link.clone(), &subjects.workers_bucket()).patient(PATIENCE);
+    let stored = bucket.read_leader(worker.as_str()).await.map_err(OpsError::unreadable(&bucket))?;
     let value = stored.and_then(|stored| stored.value);
     let spec = value.and_then(|value| Registration::parse(worker.as_str(), &value).ok());
     Ok(spec.map(|spec| spec.instance.as_str().to_owned()))

@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime};
 use serde::Serialize;
 use tokio::time::Instant;
 
-use super::OpsError;
+use super::{OpsError, PATIENCE};
 use crate::core::fleet::LOST_AFTER;
 use crate::core::hash::PinKey;
 use crate::core::load::Report;
@@ -134,7 +134,7 @@ pub async fn registrations(
     link: &Link,
     subjects: &Subjects,
 ) -> Result<(Vec<(WorkerSpec, Duration)>, Vec<Refused>), OpsError> {
-    let bucket = Bucket::new(link.clone(), &subjects.workers_bucket());
+    let bucket = Bucket::new(link.clone(), &subjects.workers_bucket()).patient(PATIENCE);
     let (mut specs, mut refused) = (BTreeMap::new(), BTreeMap::new());
     let take = |change: Change| {
         specs.remove(&change.key);
@@ -146,7 +146,7 @@ pub async fn registrations(
             Err(problem) => drop(refused.insert(change.key, problem)),
         }
     };
-    read_all(&bucket, take).await.map_err(OpsError::unreadable(bucket.name()))?;
+    read_all(&bucket, take).await.map_err(OpsError::unreadable(&bucket))?;
     let refused = refused.into_iter().map(|(worker, problem)| Refused { worker, problem }).collect();
     Ok((specs.into_values().collect(), refused))
 }
@@ -181,7 +181,7 @@ struct Counts {
 }
 
 async fn count_pins(link: &Link, subjects: &Subjects) -> Result<Counts, String> {
-    let bucket = Bucket::new(link.clone(), &subjects.pins_bucket());
+    let bucket = Bucket::new(link.clone(), &subjects.pins_bucket()).patient(PATIENCE);
     let found = bucket.info().await.map_err(|e| format!("sessions are not counted: {}", e.0))?.messages;
     if found > MAX_COUNTED {
         return Err(format!("sessions are not counted: there are {found} pins; `rankpin pins stats` counts them"));

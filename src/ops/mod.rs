@@ -9,8 +9,13 @@ pub mod pins;
 pub mod routers;
 pub mod stores;
 
-use crate::nats::bucket::Unreachable;
+use std::time::Duration;
+
+use crate::nats::bucket::{Bucket, Unreachable, is_silence};
 use crate::nats::{AccessError, ConnectError, JetStreamError};
+
+/// How long a bucket may take to answer: a cluster that elects a leader needs some seconds.
+const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Why something can't be told or done.
 #[derive(Debug, thiserror::Error)]
@@ -34,6 +39,21 @@ pub enum OpsError {
         /// What the server says.
         problem: String,
     },
+    /// A bucket did not answer.
+    #[error(
+        "the bucket {bucket} could not be {verb}: {problem}. The NATS server is busy, or the bucket has no leader at the \
+         moment{unsure}; try again, and `rankpin doctor` looks at both"
+    )]
+    Silent {
+        /// Its name.
+        bucket: String,
+        /// What was tried.
+        verb: &'static str,
+        /// How long it was waited for.
+        problem: String,
+        /// What is not known for that.
+        unsure: &'static str,
+    },
     /// JetStream refuses.
     #[error(transparent)]
     JetStream(#[from] JetStreamError),
@@ -43,8 +63,29 @@ pub enum OpsError {
 }
 
 impl OpsError {
-    fn unreadable(bucket: &str) -> impl Fn(Unreachable) -> Self {
-        move |error| Self::Bucket { bucket: bucket.to_owned(), verb: "read", problem: error.0 }
+    fn unreadable(bucket: &Bucket) -> impl Fn(Unreachable) -> Self {
+        move |error| Self::of(bucket, "read", error.0)
+    }
+
+    fn unwritable(bucket: &Bucket, problem: String) -> Self {
+        Self::of(bucket, "written", problem)
+    }
+
+    /// A server tells of a missing permission on the side, and answers nothing.
+    fn of(bucket: &Bucket, verb: &'static str, problem: String) -> Self {
+        if let Err(denied) = bucket.link().check_permissions() {
+            return Self::Connect(denied);
+        }
+        let name = bucket.name().to_owned();
+        match is_silence(&problem) {
+            true => Self::Silent {
+                bucket: name,
+                verb,
+                problem,
+                unsure: if verb == "written" { ", so that it may have been done all the same" } else { "" },
+            },
+            false => Self::Bucket { bucket: name, verb, problem },
+        }
     }
 
     /// What was asked can't be done.

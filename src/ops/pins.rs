@@ -7,8 +7,8 @@ use bytes::Bytes;
 use serde::Serialize;
 use serde_json::Value;
 
-use super::OpsError;
 use super::fleet::{read_all, registrations};
+use super::{OpsError, PATIENCE};
 use crate::core::hash::{PinKey, hashed_rank};
 use crate::core::id::{DEFAULT_POOL, DpRank, Model, SessionId, Tenant, WorkerId};
 use crate::core::worker::WorkerSpec;
@@ -141,12 +141,12 @@ pub struct Pins {
 impl Pins {
     /// Over this connection; nothing is asked yet.
     pub fn new(link: &Link, subjects: &Subjects) -> Self {
-        let bucket = Bucket::new(link.clone(), &subjects.pins_bucket());
+        let bucket = Bucket::new(link.clone(), &subjects.pins_bucket()).patient(PATIENCE);
         Self { bucket, link: link.clone(), subjects: subjects.clone() }
     }
 
     fn unreadable(&self) -> impl Fn(crate::nats::bucket::Unreachable) -> OpsError {
-        OpsError::unreadable(self.bucket.name())
+        OpsError::unreadable(&self.bucket)
     }
 
     /// The pins that fit, at most `limit`, and how many there are. Those of the lowest keys: the whole bucket is read.
@@ -181,7 +181,7 @@ impl Pins {
     }
 
     fn unwritable(&self, problem: String) -> OpsError {
-        OpsError::Bucket { bucket: self.bucket.name().to_owned(), verb: "written", problem }
+        OpsError::unwritable(&self.bucket, problem)
     }
 
     /// The worker that pins are to be moved to, where it may have them.

@@ -19,6 +19,7 @@ use crate::core::queue::Priority;
 use crate::core::session::derived::Prefixes;
 use crate::nats::lane::Unsound;
 use crate::nats::{Block, Message};
+use crate::telemetry::trace::Span;
 use crate::wire::claim;
 use crate::wire::header::Known;
 use crate::wire::identity::{self, Identity, Prompts, Sessions, Source};
@@ -241,7 +242,7 @@ pub(super) fn take(
     }
     let timeout = head.timeout_ms.map_or(router.config.request_timeout, |ms| Duration::from_millis(ms.into()));
     router.metrics.admitted.inc();
-    router.metrics.session_from(&source);
+    let source = router.metrics.session_from(&source);
     Ok(Request {
         router: Arc::clone(router),
         seq,
@@ -269,5 +270,7 @@ pub(super) fn take(
         rechecked: false,
         last_failure: None,
         cancelled: false,
+        source,
+        span: Span::default(),
     })
 }

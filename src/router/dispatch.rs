@@ -10,6 +10,7 @@ use crate::core::fleet::Worker;
 use crate::core::id::{Model, Origin, Placement, RequestId, WorkerId};
 use crate::core::worker::WorkerKind;
 use crate::nats::{Block, Lines, Message, Payload, Unsent};
+use crate::telemetry::trace::TRACEPARENT;
 use crate::wire::header;
 use crate::wire::reply::ErrorBody;
 use crate::wire::subject::encode_model;
@@ -21,6 +22,7 @@ impl Request {
     /// Sends the request to its placement. Returns until when the worker may take to accept it.
     pub(super) fn dispatch(&mut self, decision: &Decision) -> Result<Instant, RouteError> {
         self.attempt = self.attempt.saturating_add(1);
+        self.note_dispatch(decision);
         let now = Instant::now();
         self.allow_for_acceptance(now);
         let (subject, until) = {
@@ -68,7 +70,14 @@ impl Request {
         let theirs = self.message.headers().unwrap_or(Block::NONE);
         let mut headers = Lines::with_capacity(theirs.len() + OWN_HEADERS);
         // Keys are for routers, and may be many.
-        headers.extend(theirs, |name| header::goes_to_worker(name) && !name.eq_ignore_ascii_case(header::PREFIX_KEYS));
+        let ours = self.span.carried();
+        let stays = |name: &str| {
+            name.eq_ignore_ascii_case(header::PREFIX_KEYS) || (ours.is_some() && name.eq_ignore_ascii_case(TRACEPARENT))
+        };
+        headers.extend(theirs, |name| header::goes_to_worker(name) && !stays(name));
+        if let Some(traceparent) = &ours {
+            headers.push(TRACEPARENT, traceparent);
+        }
         headers.push(header::REQUEST_ID, self.id.as_str());
         match self.job {
             Some(_) => headers.push(header::REPLY_TO, &self.router.subjects.result_part(&self.id, self.attempt)),

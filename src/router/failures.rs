@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use super::route::{Attempted, Request};
 use crate::core::ask::{Excluded, Failure};
-use crate::core::decide::{Decision, PinStep};
+use crate::core::decide::{Decision, PinStep, Reason};
 use crate::core::error::RouteError;
 use crate::core::mode::AffinityMode;
 use crate::wire::event::Rejection;
@@ -44,7 +44,8 @@ impl Request {
         failure: Failure,
         told: Option<RouteError>,
     ) -> Result<(), RouteError> {
-        self.router.metrics.attempt_failed(failure);
+        self.span.fail(self.router.metrics.attempt_failed(failure));
+        self.span.end();
         self.last_failure = told.or_else(|| Some(self.failure_at(decision.placement.worker.as_str(), failure)));
         match failure {
             Failure::NoResponders if self.router.reconnected_within(RECONNECT_GRACE) => {
@@ -62,7 +63,8 @@ impl Request {
                 }
             }
             Failure::Draining => self.router.state().fleet.note_leaving(decision.slot, Instant::now()),
-            Failure::AcceptTimeout | Failure::NotThere => {}
+            Failure::AcceptTimeout => self.warn_of_silence(decision),
+            Failure::NotThere => {}
         }
         if failure != Failure::Overloaded
             && let Some(job) = &mut self.job
@@ -76,6 +78,25 @@ impl Request {
         let whole_worker = failure == Failure::Draining;
         self.ask.excluded.push(Excluded { placement: decision.placement.clone(), whole_worker, failure });
         Ok(())
+    }
+
+    /// Says that a session with a hard pin leaves it: its worker may live, and only be slower than is allowed.
+    fn warn_of_silence(&self, decision: &Decision) {
+        let (AffinityMode::Hard, Some(session)) = (self.router.rules.mode, &self.ask.session) else { return };
+        if decision.reason != Reason::Pinned {
+            return;
+        }
+        if let Some(not_told) = self.router.metrics.left_silent.happened(Instant::now()) {
+            tracing::warn!(
+                session = session.id.as_str().trim_start_matches('\u{1}'),
+                model = self.ask.model.as_str(),
+                worker = decision.placement.worker.as_str(),
+                dp_rank = decision.placement.rank.map(|rank| rank.0),
+                accept_timeout = ?self.router.config.accept_timeout,
+                not_told,
+                "a session leaves the rank that it is pinned to: its worker has not accepted a request in time"
+            );
+        }
     }
 
     /// Whether an overloaded worker is waited for: a session that is known to be there, and not by this request.

@@ -1,8 +1,8 @@
 //! Counters of a router, in the Prometheus text format. Labels are bounded: never a session, a request or a frontend.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::sync::Arc;
+use std::time::Instant;
 
 use prometheus_client::encoding::{EncodeLabelSet, prometheus_text, text};
 use prometheus_client::metrics::counter::Counter;
@@ -13,6 +13,7 @@ use prometheus_client::registry::Registry;
 use super::fleet_metrics::FleetCollector;
 use super::jobs::JobMetrics;
 use super::queue_metrics::QueueMetrics;
+use super::rarely::Rarely;
 use super::requests_metrics::RequestMetrics;
 use super::series::{Cells, Times, family};
 use crate::core::ask::Failure;
@@ -20,9 +21,6 @@ use crate::core::decide::{Cause, Decision, PinStep, Reason};
 use crate::core::id::Model;
 use crate::wire::event::Finished;
 use crate::wire::identity::Source;
-
-/// How often one kind of warning is written to the log at most.
-const WARN_EVERY: Duration = Duration::from_secs(10);
 
 /// Every kind of message that may be unreadable.
 const MALFORMED: [&str; 11] = [
@@ -128,7 +126,9 @@ pub struct Metrics {
     derived_unpinned: Counter,
     prompt_tokens: Counter,
     cached_tokens: Counter,
-    warned: Mutex<Option<Instant>>,
+    capped: Rarely,
+    /// Sessions with a hard pin that left it because its worker was silent.
+    pub left_silent: Rarely,
 }
 
 /// Values of the moment.
@@ -224,7 +224,8 @@ impl Metrics {
             derived_unpinned,
             prompt_tokens,
             cached_tokens,
-            warned: Mutex::new(None),
+            capped: Rarely::default(),
+            left_silent: Rarely::default(),
         };
         metrics.begin_at_zero();
         metrics
@@ -270,7 +271,7 @@ impl Metrics {
     }
 
     /// A request was taken in whose session comes from there.
-    pub fn session_from(&self, source: &Source) {
+    pub fn session_from(&self, source: &Source) -> &'static str {
         let (number, source) = match source {
             Source::Header => (0, "header"),
             Source::FurtherHeader(_) => (1, "configured_header"),
@@ -280,6 +281,7 @@ impl Metrics {
             Source::Nowhere => (5, "none"),
         };
         self.sessions.inc(number, || SourceLabel { source });
+        source
     }
 
     /// Where sessions came from so far.
@@ -304,8 +306,10 @@ impl Metrics {
     }
 
     /// An attempt was not accepted.
-    pub fn attempt_failed(&self, failure: Failure) {
-        self.failures.get_or_create(&FailureLabel { failure: failure_word(failure) }).inc();
+    pub fn attempt_failed(&self, failure: Failure) -> &'static str {
+        let failure = failure_word(failure);
+        self.failures.get_or_create(&FailureLabel { failure }).inc();
+        failure
     }
 
     /// A request for an alias got a model.
@@ -334,12 +338,11 @@ impl Metrics {
     /// A derived session was not pinned, because there are too many.
     pub fn derived_cap_reached(&self, count: usize, cap: usize) {
         self.derived_unpinned.inc();
-        let mut warned = self.warned.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        if warned.is_none_or(|at| at.elapsed() >= WARN_EVERY) {
-            *warned = Some(Instant::now());
+        if let Some(not_told) = self.capped.happened(Instant::now()) {
             tracing::warn!(
                 count,
                 cap,
+                not_told,
                 "as many derived sessions are pinned as are allowed; further ones are routed and not pinned"
             );
         }

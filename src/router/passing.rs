@@ -65,12 +65,14 @@ pub fn finished(mut resting: Box<Resting>, finished: &Finished) {
 }
 
 impl Request {
-    fn fail_at_once(&self, error: &RouteError) {
+    fn fail_at_once(&mut self, error: &RouteError) {
+        self.span.fail(error.code());
         self.router.end_in_error(&self.id, Some(&self.ask.model), &self.answers, error);
     }
 
     /// Places and sends the request, as far as that goes without waiting. How far it went.
     fn place_in_passing(&mut self) -> Result<Stage, RouteError> {
+        self.begin_span();
         if self.deadline.is_some() || self.accept_until <= Instant::now() || !self.router.dispatch.is_connected() {
             return Ok(Stage::Placing(None));
         }

@@ -12,6 +12,7 @@ use crate::core::ask::Failure;
 use crate::core::error::RouteError;
 use crate::core::id::WorkerId;
 use crate::nats::{Block, Lines};
+use crate::telemetry::trace::TRACEPARENT;
 use crate::wire::event::{Finished, Outcome, Rejection};
 use crate::wire::header;
 use crate::wire::subject::Subjects;
@@ -74,7 +75,12 @@ impl Request {
         }
         let theirs = self.message.headers().unwrap_or(Block::NONE);
         let mut headers = Lines::with_capacity(theirs.len() + super::dispatch::OWN_HEADERS);
-        headers.extend(theirs, |name| goes_to_pool(name, self.trusted));
+        let ours = self.span.carried();
+        let stays = |name: &str| ours.is_some() && name.eq_ignore_ascii_case(TRACEPARENT);
+        headers.extend(theirs, |name| goes_to_pool(name, self.trusted) && !stays(name));
+        if let Some(traceparent) = &ours {
+            headers.push(TRACEPARENT, traceparent);
+        }
         headers.push(header::REQUEST_ID, self.id.as_str());
         if let Some(reply) = self.answers.reply.as_deref() {
             headers.push(header::REPLY_TO, reply);

@@ -23,6 +23,7 @@ use crate::core::mode::AffinityMode;
 use crate::core::queue::Priority;
 use crate::core::session::derived::Prefixes;
 use crate::nats::{Block, Lines, Message};
+use crate::telemetry::trace::Span;
 use crate::wire::event::{Finished, Outcome, Rejection};
 use crate::wire::header;
 
@@ -73,6 +74,10 @@ pub struct Request {
     pub(super) rechecked: bool,
     pub(super) last_failure: Option<RouteError>,
     pub(super) cancelled: bool,
+    /// What named its session.
+    pub(super) source: &'static str,
+    /// The span of the attempt that is made at the moment.
+    pub(super) span: Span,
 }
 
 /// How far a request has come.
@@ -164,6 +169,7 @@ impl Request {
     }
 
     async fn fail(&mut self, error: &RouteError) {
+        self.span.fail(error.code());
         self.give_back_pin().await;
         self.router.end_in_error(&self.id, Some(&self.ask.model), &self.answers, error);
     }
@@ -171,6 +177,7 @@ impl Request {
     /// Finds a placement, and makes its pin where one is made before the dispatch. The request is counted there from
     /// then on.
     async fn place(&mut self, mut asked: Option<Asked>) -> Result<Decision, RouteError> {
+        self.begin_span();
         if asked.is_none() {
             if self.ask.excluded.len() >= MAX_FAILED_PLACEMENTS || self.has_no_attempts_left() {
                 let last = self.last_failure.take();

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use tokio::sync::watch;
-use tracing::{info, warn};
+use tracing::{debug, info, warn};
 
 use super::WorkerError;
 use crate::nats::registry::{Entry, EntryValue, Registry, RegistryError};
@@ -150,6 +150,7 @@ impl Keeper {
                     continue;
                 }
                 Phase::Leaving => {
+                    self.say_draining(gone).await;
                     self.leave().await;
                     return Ok(());
                 }
@@ -199,6 +200,16 @@ impl Keeper {
             }
         }
         Err(PutProblem::Later(RegistryError::Conflict))
+    }
+
+    /// A drain may be over before it was told: routers go by the last state whether a worker that leaves is lost to them.
+    async fn say_draining(&mut self, gone: bool) {
+        if !gone
+            && std::mem::replace(&mut self.registration.state, State::Draining) == State::Ready
+            && let Err(PutProblem::Lost(_) | PutProblem::Later(_)) = self.put().await
+        {
+            debug!(worker = self.registration.worker, "left without a word of its drain");
+        }
     }
 
     /// Deletes the key where it is still ours.

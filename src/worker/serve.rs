@@ -20,6 +20,7 @@ use super::replies::{Events, ReplyError, ReplyStream};
 use super::slots::{Slot, Slots};
 use crate::core::id::WorkerId;
 use crate::nats::{Headers, Inbound, Link};
+use crate::telemetry::trace::{Kind, Span, TRACEPARENT};
 use crate::wire::drain::DrainAnswer;
 use crate::wire::event::{Finished, Outcome};
 use crate::wire::subject::Subjects;
@@ -103,10 +104,14 @@ impl<E: Engine> Service<E> {
         if late == Lateness::Late && tokio::time::timeout(LATE_HOLD, held.token().cancelled()).await.is_ok() {
             return;
         }
+        let mut span = self.span(&mut dispatch);
         let events = Events::new(self.outlet.clone(), dispatch.events_to.take());
         let slot = match self.slots.take(dispatch.rank) {
             Ok(slot) => slot,
-            Err(refusal) => return events.rejected(&refusal).await,
+            Err(refusal) => {
+                span.fail(&refusal.code);
+                return events.rejected(&refusal).await;
+            }
         };
         match self.engine.acceptance() {
             Acceptance::AtOnce => events.accepted().await,
@@ -116,7 +121,22 @@ impl<E: Engine> Service<E> {
         let ways = (self.outlet.clone(), &self.store);
         let mut replies = ReplyStream::new(ways, self.worker.clone(), &mut dispatch, token, &self.subjects);
         let ended = self.work(dispatch, &held, &mut replies, &events).await;
-        conclude(ended, &held, &mut replies, &events, slot).await;
+        conclude(ended, &held, &mut replies, &events, slot, &mut span).await;
+    }
+
+    /// The span of an attempt, under the router's; the engine gets it in place of that.
+    fn span(&self, dispatch: &mut Dispatch) -> Span {
+        let mut span = Span::begin(Kind::Generation, |name| dispatch.headers.find(name));
+        span.note("rankpin.request_id", dispatch.id.as_str());
+        span.note("rankpin.worker", self.worker.as_str());
+        if let Some(rank) = dispatch.rank {
+            span.note_number("rankpin.dp_rank", rank.0.into());
+        }
+        span.note_number("rankpin.attempt", dispatch.attempt.into());
+        if let Some(ours) = span.carried() {
+            dispatch.headers.replace(TRACEPARENT, &ours);
+        }
+        span
     }
 
     /// Lets the engine work, tells the router now and then, and sees to it that a cancel ends the work.
@@ -265,9 +285,10 @@ impl Ending {
 
 /// Ends the reply stream and tells the router. The slot is free before the router hears of it: it may send the next
 /// request at once.
-async fn conclude(ended: Ended, held: &Held, replies: &mut ReplyStream, events: &Events, slot: Slot) {
+async fn conclude(ended: Ended, held: &Held, replies: &mut ReplyStream, events: &Events, slot: Slot, span: &mut Span) {
     let (sent, finished) = match Ending::of(ended, held.token().reason(), replies) {
         Ending::Rejected(refusal) => {
+            span.fail(&refusal.code);
             drop(slot);
             return events.rejected(&refusal).await;
         }
@@ -275,17 +296,20 @@ async fn conclude(ended: Ended, held: &Held, replies: &mut ReplyStream, events: 
         Ending::Whole(finished) if replies.has_ended() => (Ok(()), finished),
         Ending::Whole(finished) => (meanwhile(events, replies.close()).await, finished),
         Ending::Error { status, code, message, finished } => {
+            span.fail(&code);
             if status >= 500 {
                 error!(status, code, message, "a request failed at the engine");
             }
             (meanwhile(events, replies.fail(status, &code, &message)).await, finished)
         }
         Ending::Answered { status, content_type, body } => {
+            span.fail(ENGINE_ERROR);
             let sent = meanwhile(events, replies.fail_with(status, ENGINE_ERROR, &content_type, body)).await;
             (sent, Finished::outcome(Outcome::Error))
         }
     };
     drop(slot);
+    note_tokens(span, &finished);
     if let Err(problem) = sent {
         debug!(%problem, "the reply stream could not be ended");
         if replies.is_job() {
@@ -294,6 +318,19 @@ async fn conclude(ended: Ended, held: &Held, replies: &mut ReplyStream, events: 
         }
     }
     events.finished(&finished).await;
+}
+
+fn note_tokens(span: &mut Span, finished: &Finished) {
+    let figures = [
+        ("gen_ai.usage.input_tokens", finished.prompt_tokens),
+        ("gen_ai.usage.cache_read.input_tokens", finished.cached_tokens),
+        ("gen_ai.usage.output_tokens", finished.output_tokens),
+    ];
+    for (key, figure) in figures {
+        if let Some(figure) = figure {
+            span.note_number(key, figure);
+        }
+    }
 }
 
 /// A job's result could not be stored: it has to be run again.

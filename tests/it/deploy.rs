@@ -65,6 +65,24 @@ fn one_version_of_nats_everywhere() {
     }
 }
 
+/// There is one set of alert rules, and the docs say of each what to do.
+#[test]
+fn every_alert_is_explained_and_no_other_is() {
+    let rules = read("deploy/prometheus/rules.yml");
+    let alerts: BTreeSet<&str> = rules.lines().filter_map(|line| line.trim().strip_prefix("- alert: ")).collect();
+    assert!(alerts.contains("RankpinErrors"), "{alerts:?}");
+    for page in files("docs", ".md") {
+        let (name, text) = (page.file_name().expect("a file").to_owned(), read(&page));
+        assert!(!text.contains("- alert:"), "{name:?} has rules of its own; they belong into deploy/prometheus");
+        if name == "monitoring.md" {
+            let rows = text.lines().filter(|line| line.starts_with("| `Rankpin"));
+            let told: BTreeSet<&str> =
+                rows.flat_map(|row| row.split('|').nth(1).expect("a column").split('`').skip(1).step_by(2)).collect();
+            assert_eq!(told, alerts);
+        }
+    }
+}
+
 /// Where a heading can be linked to, as GitHub makes it.
 fn anchor(heading: &str) -> String {
     let kept = heading.trim().chars().filter(|c| c.is_alphanumeric() || matches!(c, ' ' | '-' | '_'));

@@ -6,7 +6,7 @@ use super::*;
 use crate::core::hash::hashed_rank;
 use crate::core::id::{Pool, RankRange};
 use crate::core::session::Session;
-use crate::core::testing::{ask, at, derived, fleet, named, rng, slot, spec, start};
+use crate::core::testing::{ask, at, derived, fleet, named, rng, slot, spec, start, worker_id};
 use crate::core::worker::WorkerState;
 
 const HARD: Rules = Rules { mode: AffinityMode::Hard, policy: PolicyKind::RoundRobin, rank_choice: RankChoice::Hash };
@@ -218,6 +218,15 @@ fn nobody_ready_is_told_before_what_is_wrong_with_the_hints() {
     fleet.handle_registration(spec("b", 0, 4), Duration::ZERO, now);
     let moved = run(&of(named("s")), &mut fleet, Pin::At(&pin), HARD, now).expect("b is ready");
     assert_eq!((moved.0.worker.as_str(), moved.1, moved.2), ("b", Reason::Repinned, Some(Cause::Draining)));
+    // It has drained and left: that was no loss.
+    fleet.handle_deregistration(&worker_id("a"));
+    let moved = run(&of(named("s")), &mut fleet, Pin::At(&pin), HARD, now).expect("b is ready");
+    assert_eq!((moved.1, moved.2), (Reason::Repinned, Some(Cause::Draining)));
+    // Another one of its name that dies is lost.
+    fleet.handle_registration(spec("a", 0, 4), Duration::ZERO, now);
+    fleet.handle_deregistration(&worker_id("a"));
+    let moved = run(&of(named("s")), &mut fleet, Pin::At(&pin), HARD, now).expect("b is ready");
+    assert_eq!((moved.1, moved.2), (Reason::Repinned, Some(Cause::WorkerLost)));
 }
 
 #[test]

@@ -1,5 +1,10 @@
 //! `rankpin workers`, `pins`, `drain`, `config`, `completions` and `man` as processes.
 
+use rankpin::core::id::{DpRank, Namespace, WorkerId};
+use rankpin::nats::bucket::{Bucket, is_silence};
+use rankpin::nats::{Link, LinkOptions};
+use rankpin::ops::pins::{Pins, Target, key_of};
+use rankpin::wire::subject::Subjects;
 use serde_json::json;
 
 use super::{json, output_with, printed, refused, run};
@@ -81,10 +86,38 @@ async fn pins_are_listed_moved_and_removed() {
 }
 
 #[tokio::test]
+async fn a_pin_is_moved_however_long_a_busy_server_takes() {
+    let cluster = cluster().await;
+    let _b = cluster.worker("b").ranks(4, 2).start().await;
+    cluster.put_pin("s", "a", Some(0)).await;
+    let link = Link::open(LinkOptions::new(&cluster.server.url(), "test")).await.expect("connects");
+    let subjects = Subjects::new(Namespace::new("rankpin").expect("valid"));
+    let pins = Pins::new(&link, &subjects);
+    let pin = pins.get(key_of("s", "m", "").expect("valid")).await.expect("readable").expect("pinned");
+    let target = Target { worker: WorkerId::new("b").expect("valid"), rank: Some(DpRank(5)) };
+    let spec = pins.target(&target).await.expect("it is registered");
+    cluster.server.freeze();
+    let bucket = Bucket::new(link.clone(), &subjects.pins_bucket());
+    let silent = bucket.read_leader(&pin.key).await.expect_err("the server is frozen");
+    assert!(is_silence(&silent.0), "{silent}");
+    // More than a router would wait has passed by now, and another time does before the server is back.
+    let moving = async { pins.relocate(&pin, &spec, target.rank).await };
+    let thawing = async {
+        let _ = bucket.read_leader(&pin.key).await;
+        let _ = bucket.read_leader(&pin.key).await;
+        cluster.server.thaw();
+    };
+    let (moved, ()) = tokio::join!(moving, thawing);
+    assert_eq!(moved.expect("it is only late").placement(), "b/5");
+    assert_eq!(cluster.pinned_at("s").await.as_deref(), Some("b/5"));
+}
+
+#[tokio::test]
 async fn a_drained_worker_finishes_and_leaves() {
     let cluster = cluster().await;
     let mut process = sim(&cluster.server, "a", &["--speed", "1000"]);
     cluster.knows_workers(1).await;
+    assert_eq!(cluster.turn("s").await.told(), "a placed");
     let told = json(&cluster.server, &["drain", "a"]).await.remove(0);
     assert_eq!((&told["worker"], &told["held"], &told["gone"]), (&json!("a"), &json!(0), &json!(true)));
     let ended = eventually("its process ends", PATIENCE, async || process.ended()).await;
@@ -92,6 +125,12 @@ async fn a_drained_worker_finishes_and_leaves() {
     assert!(refused(&cluster.server, &["drain", "a"]).await.contains("there is no worker a"));
     // One that does not know of drains: the tests' own.
     let _b = cluster.worker("b").start().await;
+    // Its session was moved because somebody wanted it so: nothing was lost.
+    eventually("the router knows that it is gone", PATIENCE, async || {
+        (cluster.turn("u").await.at() == "b").then_some(())
+    })
+    .await;
+    assert_eq!(cluster.turn("s").await.told(), "b repinned,draining");
     assert!(refused(&cluster.server, &["drain", "b"]).await.contains("stop its process (SIGTERM) instead"));
 }
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::{hashed_at, sessions_hashing_to};
-use crate::support::{Ask, Behaviour, Cluster, PATIENCE, eventually};
+use crate::support::{Ask, Behaviour, Cluster, PATIENCE, RouterProcess, eventually};
 
 #[tokio::test]
 async fn nobody_on_a_rank_marks_that_rank_lost_for_a_while() {
@@ -209,4 +209,30 @@ async fn what_a_worker_says_is_never_told_as_an_error_that_is_none() {
     a.behave(Behaviour::Reject(400, long));
     let refusal = cluster.ask(Ask::new().header("Rankpin-Target-Worker", "a")).await.router_refusal();
     assert_eq!((refusal.status, refusal.code.as_str()), (400, "rejected"));
+}
+
+#[tokio::test]
+async fn a_session_that_leaves_its_pin_because_its_worker_is_silent_is_logged() {
+    let cluster = Cluster::with(0, &[]).await;
+    let a = cluster.worker("a").ranks(0, 2).start().await;
+    let router = RouterProcess::start("router", &cluster.server, &["--accept-timeout", "300ms"]).await;
+    let known = async || (router.metric("workers").await == 1.0).then_some(());
+    eventually("the router knows the worker", PATIENCE, known).await;
+    let at = cluster.at("s").await;
+    let _b = cluster.worker("b").ranks(2, 2).start().await;
+    let known = async || (router.metric("workers").await == 2.0).then_some(());
+    eventually("the router knows the other one", PATIENCE, known).await;
+    let told = |log: &str| log.lines().filter(|line| line.contains("leaves the rank that it is pinned to")).count();
+    assert_eq!(told(&router.process.log()), 0);
+    a.behave(Behaviour::Silent);
+    assert!(cluster.at("s").await.starts_with("b/"));
+    let log = router.process.log();
+    let line = log.lines().find(|line| line.contains("leaves the rank")).unwrap_or_else(|| panic!("{log}"));
+    let (_, rank) = at.split_once('/').expect("a worker and a rank");
+    for part in ["\"session\":\"s\"", "\"worker\":\"a\"", &format!("\"dp_rank\":{rank}"), "WARN"] {
+        assert!(line.contains(part), "{part}: {line}");
+    }
+    // A session that is new there has no pin to leave.
+    cluster.at("new").await;
+    assert_eq!(told(&router.process.log()), 1);
 }
