@@ -214,6 +214,7 @@ fn client_options(config: &GatewayConfig) -> Result<ClientOptions, AccessError> 
             LargeBodies::ObjectStore { max_age } => Some(client::LargeBodies { max_age, replicas: config.replicas }),
             LargeBodies::Refused => None,
         },
+        decide_from: config.decide_from,
         ..ClientOptions::of(link)
     })
 }

@@ -12,6 +12,7 @@ use prometheus_client::registry::Registry;
 
 use super::fleet_metrics::FleetCollector;
 use super::jobs::JobMetrics;
+use super::permits::PermitMetrics;
 use super::queue_metrics::QueueMetrics;
 use super::requests_metrics::RequestMetrics;
 use super::series::{Cells, Times, family};
@@ -107,6 +108,8 @@ pub struct Metrics {
     pub rebuilt: Counter,
     /// Of the queue.
     pub queue: QueueMetrics,
+    /// Of requests whose frontend sends the body.
+    pub permits: PermitMetrics,
     /// Messages of workers about their caches that were taken in.
     pub cache_events: Counter,
     /// Durable jobs.
@@ -196,6 +199,7 @@ impl Metrics {
         let malformed = family(&mut registry, "malformed", "Messages that could not be read, by kind");
         let aliases = family(&mut registry, "aliases_resolved", "Requests for an alias, by the model that they got");
         let queue = QueueMetrics::register(&mut registry);
+        let permits = PermitMetrics::register(&mut registry);
         let gauges = Gauges::register(&mut registry);
         let jobs = JobMetrics::register(&mut registry);
         let metrics = Self {
@@ -208,6 +212,7 @@ impl Metrics {
             leader_reads,
             faults,
             rebuilt,
+            permits,
             cache_events,
             jobs,
             gauges,

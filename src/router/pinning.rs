@@ -336,6 +336,7 @@ impl Request {
     /// The worker has the request: its pin stays, and others of the session may go on.
     pub(super) fn settle(&mut self, decision: &Decision) {
         self.tell_accepted();
+        self.release_permit();
         self.claim = None;
         self.given_back = false;
         if let Some(claimed) = &mut self.claimed {

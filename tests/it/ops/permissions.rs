@@ -19,8 +19,9 @@ use crate::support::server::Options;
 use crate::support::{NatsServer, PATIENCE, eventually, settle};
 
 /// The users of the deployment under `deploy/nats`, and more.
-const USERS: [&str; 8] = ["router", "worker-gpu-0", "worker-gpu-1", "web", "chat", "gateway", "nightly", "operator"];
-const ARGS: [&str; 16] = [
+const USERS: [&str; 9] =
+    ["router", "worker-gpu-0", "worker-gpu-1", "web", "chat", "gateway", "direct", "nightly", "operator"];
+const ARGS: [&str; 18] = [
     "nats-permissions",
     "--frontend",
     "web",
@@ -28,6 +29,8 @@ const ARGS: [&str; 16] = [
     "chat",
     "--gateway",
     "gateway",
+    "--deciding-gateway",
+    "direct",
     "--batch",
     "nightly",
     "--worker",
@@ -277,6 +280,7 @@ async fn a_frontend_can_only_ask_and_hear_its_own_answers() {
             "rankpin.worker.gpu-0.drain",
             "rankpin.router.kv",
             "rankpin.trusted.m",
+            "rankpin.decide.m",
             "rankpin.job.m",
             "rankpin.dead.m",
             "$SRV.STATS",
@@ -315,12 +319,82 @@ async fn a_gateway_can_only_ask_and_hear_its_own_answers() {
             &[
                 "$KV.rankpin_workers.evil",
                 "$KV.rankpin_pins.x",
+                "rankpin.decide.m",
+                "_INBOX_rankpin_router.x",
                 "rankpin.worker.gpu-0.rank.0",
                 "rankpin.worker.gpu-0.drain",
             ],
             &["_INBOX.>", "_INBOX.web.>", "rankpin.trusted.>", "rankpin.request.> router"],
         )
         .await;
+}
+
+#[tokio::test]
+async fn a_deciding_gateway_can_send_to_ranks_and_do_no_more_than_any_gateway_besides() {
+    let server = server().await;
+    let direct = Plain::connect(&server, "direct").await;
+    direct
+        .allowed(
+            &[
+                "rankpin.decide.m",
+                "rankpin.trusted.m",
+                "rankpin.worker.gpu-0.rank.0",
+                "rankpin.worker.gpu-0.any",
+                "_INBOX_rankpin_router.x",
+            ],
+            &["_INBOX.direct.>"],
+        )
+        .await;
+    direct.denied(&NOBODY, &[]).await;
+    direct
+        .denied(
+            &[
+                "$KV.rankpin_workers.evil",
+                "$KV.rankpin_pins.x",
+                "rankpin.worker.gpu-0.cancel",
+                "rankpin.worker.gpu-0.drain",
+                "rankpin.load.gpu-0",
+                "rankpin.router.kv",
+                "_INBOX.web.x",
+            ],
+            &[
+                "_INBOX.>",
+                "_INBOX_rankpin_router.>",
+                "rankpin.worker.>",
+                "rankpin.decide.>",
+                "rankpin.decide.> router",
+                "rankpin.request.> router",
+            ],
+        )
+        .await;
+}
+
+#[tokio::test]
+async fn decide_mode_runs_under_them() {
+    let server = server().await;
+    run_as(&server, "operator", &["provision"]).await;
+    let router = start_as(&server, "router", &["router", "--provision", "never", "--listen", "off", "--decide-mode"]);
+    eventually("the router is ready", PATIENCE, async || router.log().contains("router is ready").then_some(())).await;
+    let _worker = start_as(&server, "worker-gpu-0", &["sim", "--worker", "gpu-0", "--model", "m", "--engine", "echo"]);
+    eventually("the worker is there", PATIENCE, async || {
+        let seen: Value =
+            serde_json::from_str(&run_as(&server, "operator", &["workers", "--json"]).await).expect("JSON");
+        (seen["workers"].as_array().expect("a list").len() == 1).then_some(())
+    })
+    .await;
+    let mut options = ClientOptions::new(&server.url());
+    options.link = access(&server, "direct").link("test").expect("it makes sense");
+    options.decide_from = Some(1);
+    let frontend = Frontend::connect(options).await.expect("it may");
+    let body = r#"{"model":"m","messages":[{"role":"user","content":"hello"}]}"#;
+    let request = Request::new(Model::new("m").expect("valid"), body);
+    let mut replies = frontend.send(request).await.expect("it may");
+    let answer = futures_util::StreamExt::next(&mut replies).await.expect("an answer").expect("no error");
+    assert_eq!(answer.payload, body);
+    let top = run_as(&server, "operator", &["top", "--json", "--count", "1"]).await;
+    let states: Value = serde_json::from_str(&top).expect("JSON");
+    assert_eq!(states[0]["requests"]["ended"]["ok"], 1);
+    assert!(!router.log().to_lowercase().contains("permissions violation"), "{}", router.log());
 }
 
 #[tokio::test]
