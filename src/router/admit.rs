@@ -215,6 +215,14 @@ fn clip(text: &str) -> Arc<str> {
     }
 }
 
+fn kind(job: Option<&JobPart>, decide: Option<&Decide>) -> Kind {
+    match (job, decide) {
+        (Some(_), _) => Kind::Job,
+        (None, Some(_)) => Kind::Decide,
+        (None, None) => Kind::Request,
+    }
+}
+
 /// Makes a request of a checked message, where there is room for it.
 pub(super) fn take(
     router: &Arc<Router>,
@@ -240,11 +248,7 @@ pub(super) fn take(
         Ok(decide) => decide,
         Err(error) => return Err(Refused { id, answers, error }),
     };
-    let kind = match (&job, &decide) {
-        (Some(_), _) => Kind::Job,
-        (None, Some(_)) => Kind::Decide,
-        (None, None) => Kind::Request,
-    };
+    let kind = kind(job.as_ref(), decide.as_ref());
     let Some(seq) = router.state().live.insert(id.clone(), message.size(), kind) else {
         let full = "the router has as many requests under way as it can hold; try again later";
         let full = router.overloaded(&checked.ask, &checked.keys, priority, full);

@@ -199,10 +199,10 @@ impl Metrics {
         let malformed = family(&mut registry, "malformed", "Messages that could not be read, by kind");
         let aliases = family(&mut registry, "aliases_resolved", "Requests for an alias, by the model that they got");
         let queue = QueueMetrics::register(&mut registry);
-        let permits = PermitMetrics::register(&mut registry);
         let gauges = Gauges::register(&mut registry);
         let jobs = JobMetrics::register(&mut registry);
         let metrics = Self {
+            permits: PermitMetrics::register(&mut registry),
             registry,
             admitted,
             dispatched,
@@ -212,7 +212,6 @@ impl Metrics {
             leader_reads,
             faults,
             rebuilt,
-            permits,
             cache_events,
             jobs,
             gauges,

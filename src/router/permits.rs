@@ -193,6 +193,13 @@ impl Request {
         RouteError::Cancelled
     }
 
+    /// Another placement follows. The body may be on its way all the same, to a worker that has come back.
+    pub(super) fn withdraw_permit(&mut self, decision: &Decision) {
+        if self.decide.is_some() {
+            self.give_up(decision);
+        }
+    }
+
     fn expire(&mut self, decision: &Decision) -> RouteError {
         self.give_up(decision);
         self.router.metrics.permits.expired.inc();

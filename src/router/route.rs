@@ -329,7 +329,10 @@ impl Request {
                 }
                 Mail::NoResponders | Mail::WorkerLost if self.cancelled => return Err(RouteError::Cancelled),
                 Mail::WorkerLost if self.router.is_global() => return self.silent(decision),
-                Mail::NoResponders | Mail::WorkerLost => return Ok(Attempted::Failed(Failure::NoResponders, None)),
+                Mail::NoResponders | Mail::WorkerLost => {
+                    self.withdraw_permit(decision);
+                    return Ok(Attempted::Failed(Failure::NoResponders, None));
+                }
                 Mail::Rejected(_) if self.cancelled => return Err(RouteError::Cancelled),
                 Mail::Rejected(rejection) => return Ok(self.refusal(*rejection)),
                 Mail::Taken => until = self.accept_until,
