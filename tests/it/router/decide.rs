@@ -232,6 +232,7 @@ async fn a_permit_that_is_not_used_expires_and_blames_nobody() {
     router.reaches("requests_in_flight", 0.0).await;
     router.reaches("permits_open", 0.0).await;
     assert_eq!(router.metric("permits_expired").await, 1.0);
+    assert_eq!(router.metric_where("requests", "outcome=\"permit_expired\"").await, 1.0);
     eventually("the claim is taken back", PATIENCE, async || cluster.pin("s").await.is_none().then_some(())).await;
     assert_eq!(router.metric("attempts_failed").await, 0.0);
     // What the router no longer waits for is nobody's request any more, whatever the worker says.
