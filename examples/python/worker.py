@@ -3,7 +3,7 @@
     pip install nats-py && python worker.py --worker py-1 --model my-model --dp-size 2
 
 Put the call of your engine into `answer`. The contract is docs/protocol.md; its sections are named below."""
-import argparse, asyncio, json, signal, uuid
+import argparse, asyncio, json, signal, time, uuid
 from functools import partial
 
 import nats
@@ -47,8 +47,8 @@ async def serve(nc, rank, msg):
 async def listen(nc, prefix, ranks):
     """A subject for each rank, one for requests that leave the rank to us, and one for cancels."""
     running = {}
-
     async def take(rank, msg):
+        if int(msg.headers["Rankpin-Accept-By"]) + 2000 < time.time() * 1000: return  # too late; or a probe
         key = msg.headers["Rankpin-Request-Id"], msg.headers["Rankpin-Attempt"]
         running[key] = asyncio.create_task(serve(nc, rank, msg))
         running[key].add_done_callback(lambda _: running.pop(key, None))

@@ -7,7 +7,7 @@ use tempfile::TempDir;
 
 use super::bodies::Turn;
 use super::load::{Aim, Generator, SessionFrom, Watched};
-use super::{Accepts, BenchError, Options, Way};
+use super::{Accepts, BenchError, Decides, Options, Way};
 use crate::core::id::{DpRank, Model, Namespace, WorkerId};
 use crate::local::{self, LocalError, NatsServer, Process};
 use crate::nats::{Access, LinkOptions};
@@ -69,7 +69,7 @@ impl Cluster {
                     worker: WorkerId::new("echo").expect("a valid name"),
                     rank: DpRank(0),
                 };
-                let router = Process::start("router", router(&target, server.url())?, dir.path())?;
+                let router = Process::start("router", router(&target, server.url(), options.decides)?, dir.path())?;
                 let worker = Process::start("worker", worker(&target, server.url(), options.accepts)?, dir.path())?;
                 (Some(Own { router, worker, server }), target)
             }
@@ -120,6 +120,10 @@ impl Cluster {
         match way {
             Way::Direct => to_worker(subjects.rank(&self.target.worker, self.target.rank)),
             Way::Forwarded => to_worker(self.forwarded.clone()),
+            Way::Decided => {
+                let subject = subjects.decide(&self.target.model);
+                Aim::Decide { subject, sessions }
+            }
             Way::Routed => self.routed(sessions, SessionFrom::Header, Turn::Late),
             Way::Derived => self.routed(sessions, SessionFrom::Text, Turn::Late),
         }
@@ -141,7 +145,7 @@ impl Cluster {
         match way {
             Way::Direct => {}
             Way::Forwarded => all.push(Watched { name: "forwarder", id: self.forwarder.id() }),
-            Way::Routed | Way::Derived => {
+            Way::Routed | Way::Derived | Way::Decided => {
                 all.extend(self.own.as_ref().map(|own| Watched { name: "router", id: own.router.id() }));
             }
         }
@@ -154,10 +158,16 @@ impl Cluster {
     }
 }
 
-fn router(target: &Running, url: &str) -> Result<Command, LocalError> {
+fn router(target: &Running, url: &str, decides: Decides) -> Result<Command, LocalError> {
     let mut command = local::process::ourselves()?;
     command.args(["router", "--nats-url", url, "--namespace", target.namespace.as_str()]);
     command.args(["--policy", "round-robin", "--affinity", "hard", "--listen", "off"]);
+    match decides {
+        Decides::No => {}
+        Decides::Too => {
+            command.arg("--decide-mode");
+        }
+    }
     Ok(command)
 }
 

@@ -36,6 +36,8 @@ pub(super) enum Aim {
     Worker { subject: String, worker: String, rank: DpRank },
     /// To the router, with a NATS reply subject, in one of so many sessions.
     Router { subject: String, sessions: u64, session: SessionFrom, turn: Turn },
+    /// To the router without the body, in one of so many sessions; the body to the rank that it says.
+    Decide { subject: String, sessions: u64 },
 }
 
 /// How the router knows the session.
@@ -240,6 +242,9 @@ impl<'g> Run<'g> {
             };
             let now = Instant::now();
             heard = now;
+            if self.place(&message).await? {
+                continue;
+            }
             let Some(slot) = self.take(&message, now) else { continue };
             if self.failed_in_a_row > MAX_FAILURES_IN_A_ROW {
                 break;
@@ -252,6 +257,20 @@ impl<'g> Run<'g> {
         }
         self.end(Instant::now());
         Ok(())
+    }
+
+    /// Sends a body to the rank that the router says. Whether this is such a message.
+    async fn place(&mut self, message: &Inbound) -> Result<bool, BenchError> {
+        let Aim::Decide { .. } = self.aim else { return Ok(false) };
+        let Some(to) = message.headers.find(header::SEND_TO) else { return Ok(false) };
+        let mut headers = Headers::new();
+        let told = |name: &str| ![header::EVENT, header::SEND_TO].contains(&name);
+        message.headers.iter().filter(|(name, _)| told(name)).for_each(|(name, value)| headers.add(name, value));
+        // Nobody reads it here, and all are alike or as good.
+        let body = self.generator.bodies.of(self.serial, Turn::Late);
+        let publish = self.generator.link.publish(to.to_owned(), message.reply.clone(), headers, body);
+        publish.await.map_err(|_| BenchError::ConnectionLost)?;
+        Ok(true)
     }
 
     /// Takes an answer; returns the place that it frees, where it is the last message of one.
@@ -268,7 +287,7 @@ impl<'g> Run<'g> {
         self.failed_in_a_row = 0;
         if self.counting_since.is_some() && self.ended.is_none() {
             self.answered += 1;
-            if let Aim::Router { .. } = self.aim {
+            if let Aim::Router { .. } | Aim::Decide { .. } = self.aim {
                 let decision = message.headers.find(header::DECISION).unwrap_or_default();
                 self.pinned += u64::from(decision.starts_with(PINNED));
             }
@@ -333,6 +352,12 @@ impl<'g> Run<'g> {
                     SessionFrom::Text => {}
                 }
                 (subject, Some(inbox.into()), self.generator.bodies.of(number, *turn))
+            }
+            Aim::Decide { subject, sessions } => {
+                headers.set(header::SESSION_ID, &format!("bench-{}", serial % sessions));
+                let size = self.generator.bodies.of(serial, Turn::Late).len();
+                headers.set(header::BODY_SIZE, &size.to_string());
+                (subject, Some(inbox.into()), bytes::Bytes::new())
             }
         };
         self.sent[slot] = Instant::now();

@@ -43,6 +43,8 @@ pub struct Options {
     pub rounds: usize,
     /// Whether the worker says `accepted`.
     pub accepts: Accepts,
+    /// Whether it is measured too what it costs where the generator sends bodies to their ranks itself.
+    pub decides: Decides,
     /// What is measured: a cluster that runs, or one of our own.
     pub running: Option<Running>,
 }
@@ -54,6 +56,15 @@ pub enum Accepts {
     Yes,
     /// Its `finished` counts as both: four.
     No,
+}
+
+/// Whether decide mode is measured (protocol section 6.4).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Decides {
+    /// It is not.
+    No,
+    /// In turns with the other ways.
+    Too,
 }
 
 /// What tells the router the session of a request.
@@ -76,20 +87,26 @@ pub enum Way {
     Routed,
     /// Through the router, with pinned sessions that only the text tells.
     Derived,
+    /// Straight to the rank that the router says, with pinned sessions that a header names.
+    Decided,
 }
 
 impl Way {
     /// Those of bodies that nobody reads, in the order in which they are measured.
     const OF_NAMED: [Self; 3] = [Self::Direct, Self::Forwarded, Self::Routed];
-    /// All of them.
-    const ALL: [Self; 4] = [Self::Direct, Self::Forwarded, Self::Routed, Self::Derived];
 
     /// The ways that are measured.
-    pub fn measured(sessions: SessionsFrom) -> &'static [Self] {
-        match sessions {
-            SessionsFrom::Header => &Self::OF_NAMED,
-            SessionsFrom::Both => &Self::ALL,
+    pub fn measured(options: &Options) -> Vec<Self> {
+        let mut ways = Self::OF_NAMED.to_vec();
+        match options.sessions_from {
+            SessionsFrom::Header => {}
+            SessionsFrom::Both => ways.push(Self::Derived),
         }
+        match options.decides {
+            Decides::No => {}
+            Decides::Too => ways.push(Self::Decided),
+        }
+        ways
     }
 
     /// Its name in tables.
@@ -99,6 +116,7 @@ impl Way {
             Self::Forwarded => "null forwarder",
             Self::Routed => "router",
             Self::Derived => "router by text",
+            Self::Decided => "router decides",
         }
     }
 }
@@ -162,7 +180,7 @@ pub async fn run(options: &Options, mut tell: impl FnMut(&str)) -> Result<Report
     for &in_flight in &options.in_flight {
         let mut samples: Vec<(Way, Sample)> = Vec::new();
         for round in 1..=options.rounds {
-            for &way in Way::measured(options.sessions_from) {
+            for way in Way::measured(options) {
                 tell(&format!("{in_flight} in flight, round {round} of {}: {}", options.rounds, way.name()));
                 let aim = cluster.aim(way, options.sessions);
                 let extent = Extent::Time { warmup: options.warmup, duration: options.duration };
@@ -170,7 +188,7 @@ pub async fn run(options: &Options, mut tell: impl FnMut(&str)) -> Result<Report
                 samples.push((way, sample));
             }
         }
-        levels.push(Level::of(in_flight, Way::measured(options.sessions_from), &samples));
+        levels.push(Level::of(in_flight, &Way::measured(options), &samples));
     }
     tell("counting messages");
     let messages_per_request = count_messages(&cluster, &generator, options).await?;

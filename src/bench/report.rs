@@ -36,6 +36,8 @@ pub struct Level {
     pub forwarder_of_direct: f64,
     /// Throughput with sessions from the text, as a share of that with named ones, where both were measured.
     pub text_of_named: Option<f64>,
+    /// Throughput where the router only decides, as a share of that through the router, where it was measured.
+    pub decided_of_routed: Option<f64>,
 }
 
 /// Medians of one way.
@@ -75,6 +77,7 @@ impl Level {
             router_of_forwarder: ratio(Way::Routed, Way::Forwarded),
             router_of_direct: ratio(Way::Routed, Way::Direct),
             forwarder_of_direct: ratio(Way::Forwarded, Way::Direct),
+            decided_of_routed: ways.contains(&Way::Decided).then(|| ratio(Way::Decided, Way::Routed)),
             text_of_named: ways.contains(&Way::Derived).then(|| ratio(Way::Derived, Way::Routed)),
         }
     }
@@ -103,7 +106,7 @@ impl Figures {
             cpu_us: cpu_us.collect(),
             pinned: match way {
                 Way::Direct | Way::Forwarded => None,
-                Way::Routed | Way::Derived => Some(pinned()),
+                Way::Routed | Way::Derived | Way::Decided => Some(pinned()),
             },
             failed: samples.iter().map(|s| s.failed).sum(),
             lost: samples.iter().map(|s| s.lost).sum(),
@@ -178,7 +181,7 @@ impl Report {
                 level.in_flight, level.router_of_forwarder, level.router_of_direct, level.forwarder_of_direct
             ));
         }
-        text.push_str(&self.about_text());
+        text.push_str(&self.about_others());
         if let Some(messages) = self.messages_per_request {
             let which = match self.options.accepts {
                 Accepts::Yes => "request, dispatch, accepted, reply, finished",
@@ -189,8 +192,8 @@ impl Report {
         text
     }
 
-    /// What sessions from the text cost against named ones, where that was measured.
-    fn about_text(&self) -> String {
+    /// What sessions from the text cost against named ones, and the bodies' own way, where that was measured.
+    fn about_others(&self) -> String {
         let mut text = String::new();
         for level in &self.levels {
             let Some(ratio) = level.text_of_named else { continue };
@@ -200,6 +203,10 @@ impl Report {
                 "{} in flight: router by text {ratio:.2} of router; {pinned:.1} % of its answers continued a session\n",
                 level.in_flight
             ));
+        }
+        for level in &self.levels {
+            let Some(ratio) = level.decided_of_routed else { continue };
+            text.push_str(&format!("{} in flight: router decides {ratio:.2} of router\n", level.in_flight));
         }
         text
     }
@@ -261,6 +268,7 @@ fn level_json(level: &Level) -> Value {
         "router_of_direct": level.router_of_direct,
         "null_forwarder_of_direct": level.forwarder_of_direct,
         "router_by_text_of_router": level.text_of_named,
+        "router_decides_of_router": level.decided_of_routed,
     })
 }
 
@@ -290,7 +298,7 @@ mod tests {
                 (Way::Routed, sample(routed)),
             ]);
         }
-        let level = Level::of(64, Way::measured(SessionsFrom::Header), &samples);
+        let level = Level::of(64, &Way::OF_NAMED, &samples);
         assert_eq!(level.figures.iter().map(|f| f.per_second).collect::<Vec<_>>(), [200.0, 100.0, 50.0]);
         assert_eq!(level.router_of_forwarder, 0.5);
         assert_eq!(level.forwarder_of_direct, 0.5);
@@ -301,10 +309,10 @@ mod tests {
 
     #[test]
     fn sessions_from_the_text_are_compared_with_named_ones() {
-        let ways = Way::measured(SessionsFrom::Both);
-        let samples: Vec<_> = ways.iter().zip([400, 300, 200, 150]).map(|(way, n)| (*way, sample(n))).collect();
-        let level = Level::of(64, ways, &samples);
-        assert_eq!(level.text_of_named, Some(0.75));
+        let ways = [Way::Direct, Way::Forwarded, Way::Routed, Way::Derived, Way::Decided];
+        let samples: Vec<_> = ways.iter().zip([400, 300, 200, 150, 350]).map(|(way, n)| (*way, sample(n))).collect();
+        let level = Level::of(64, &ways, &samples);
+        assert_eq!((level.text_of_named, level.decided_of_routed), (Some(0.75), Some(1.75)));
         assert_eq!(level.figures[3].pinned, Some(0.5));
     }
 }

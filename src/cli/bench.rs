@@ -7,7 +7,7 @@ use anyhow::Context as _;
 use indicatif::{ProgressBar, ProgressStyle};
 
 use super::connection::{Connection, Login};
-use crate::bench::{self, Accepts, Options, Running, SessionsFrom};
+use crate::bench::{self, Accepts, Decides, Options, Running, SessionsFrom};
 use crate::core::id::{DpRank, Model, Namespace, WorkerId};
 use crate::nats::access::Urls;
 
@@ -29,6 +29,10 @@ use crate::nats::access::Urls;
 ///
 ///   router by text (with --sessions-from both): the same, without the header that names the session.
 ///     The router reads the body and finds the pins of the conversation's first messages.
+///
+///   router decides (with --decide): the generator asks the router with the headers alone, and sends the
+///     body to the rank that it says. Question, placement and a probe of the rank, the body and the
+///     reply, and both events: 7 messages, of which one carries the request's body.
 ///
 /// With --nats-url it measures a cluster that runs, and starts only the null forwarder.
 #[derive(Debug, clap::Args)]
@@ -67,6 +71,10 @@ pub struct Args {
     #[arg(long, value_enum, default_value = "yes", conflicts_with = "nats_url")]
     accept: Accepts,
 
+    /// Measure too what it costs where the router only decides (decide mode). A cluster that runs needs --decide-mode
+    #[arg(long)]
+    decide: bool,
+
     /// Print JSON in place of a table
     #[arg(long)]
     json: bool,
@@ -100,6 +108,7 @@ Examples:
   rankpin bench
   rankpin bench --in-flight 64 --duration 2s --accept no --json
   rankpin bench --sessions-from both --payload 65536
+  rankpin bench --decide --payload 65536
   rankpin bench --nats-url nats://127.0.0.1:4222 --model m --worker w1 --rank 4
 
 Build with --release before you believe a number.";
@@ -150,6 +159,7 @@ impl Args {
             duration: self.duration,
             rounds: self.rounds,
             accepts: self.accept,
+            decides: if self.decide { Decides::Too } else { Decides::No },
             running,
         })
     }

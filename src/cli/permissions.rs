@@ -17,7 +17,7 @@ use crate::ops::permissions::{Proof, Role, User, needs, server_config};
 ///
 /// One account per deployment. In it: routers take requests, and write pins; workers put their own registration, and
 /// answer; frontends send requests, and read their own replies alone; gateways are frontends whose word on tenant and
-/// priority is believed; batch users submit durable jobs; operators look, move pins, drain workers and make what routers
+/// priority is believed, and may be allowed to send large bodies to ranks themselves (decide mode); batch users submit durable jobs; operators look, move pins, drain workers and make what routers
 /// need (`rankpin provision`). docs/security.md has the table of who may do what.
 ///
 /// Each client but routers is started with the inbox prefix that the file names beside its user (--inbox-prefix).
@@ -43,6 +43,10 @@ pub struct Args {
     /// A gateway; may be given several times
     #[arg(long, value_name = "USER")]
     gateway: Vec<String>,
+
+    /// A gateway that sends large bodies to ranks itself (--decide-from), trusted as routers are; may be given several times
+    #[arg(long, value_name = "USER")]
+    deciding_gateway: Vec<String>,
 
     /// Somebody who submits durable jobs; may be given several times
     #[arg(long, value_name = "USER")]
@@ -124,6 +128,7 @@ impl Args {
         users.extend(own);
         users.extend(named(&self.frontend, Role::Frontend));
         users.extend(named(&self.gateway, Role::Gateway));
+        users.extend(named(&self.deciding_gateway, Role::DecidingGateway));
         users.extend(named(&self.batch, Role::Batch));
         users.extend(named(&["operator".to_owned()], Role::Operator));
         for (index, user) in users.iter().enumerate() {

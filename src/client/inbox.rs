@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 
 use tokio::sync::mpsc;
 
+use super::decide::{self, Held, Order};
 use crate::nats::Inbound;
 
 /// Why a stream's messages end before its last one.
@@ -22,6 +23,8 @@ pub(super) struct Inbox {
     prefix: String,
     max_open: usize,
     capacity: usize,
+    /// What is to be published for bodies that this frontend sends to their ranks.
+    orders: Option<mpsc::Sender<Order>>,
     open: Mutex<Open>,
 }
 
@@ -37,6 +40,8 @@ struct Slot {
     ending: Arc<OnceLock<Ending>>,
     /// The connection that its request goes out on.
     connection: u64,
+    /// Its body, while it waits for its place.
+    held: Option<Arc<Held>>,
 }
 
 /// The reading end of one stream.
@@ -53,7 +58,12 @@ pub(super) struct Opened {
 impl Inbox {
     /// An inbox under a prefix (with its final dot) of at most `max_open` streams of `capacity` messages each.
     pub fn new(prefix: String, max_open: usize, capacity: usize) -> Self {
-        Self { prefix, max_open, capacity, open: Mutex::default() }
+        Self { prefix, max_open, capacity, orders: None, open: Mutex::default() }
+    }
+
+    /// With somebody who publishes bodies that are held.
+    pub fn with_orders(self, orders: Option<mpsc::Sender<Order>>) -> Self {
+        Self { orders, ..self }
     }
 
     /// What to subscribe to.
@@ -67,7 +77,7 @@ impl Inbox {
     }
 
     /// Opens a stream on a connection, counted from 1; `None` where too many are open.
-    pub fn open(&self, connection: u64) -> Option<Opened> {
+    pub fn open(&self, connection: u64, held: Option<Arc<Held>>) -> Option<Opened> {
         let (sender, messages) = mpsc::channel(self.capacity);
         let ending = Arc::new(OnceLock::new());
         let mut open = self.lock();
@@ -76,7 +86,7 @@ impl Inbox {
         }
         let token = open.next_token;
         open.next_token += 1;
-        open.streams.insert(token, Slot { messages: sender, ending: ending.clone(), connection });
+        open.streams.insert(token, Slot { messages: sender, ending: ending.clone(), connection, held });
         Some(Opened { token, messages, ending })
     }
 
@@ -90,7 +100,8 @@ impl Inbox {
         let token = message.subject.strip_prefix(self.prefix.as_str()).and_then(|token| token.parse().ok());
         let Some(token) = token else { return };
         let mut open = self.lock();
-        let Some(slot) = open.streams.get(&token) else { return };
+        let Some(slot) = open.streams.get_mut(&token) else { return };
+        let Some(message) = self.order(slot, message) else { return };
         match slot.messages.try_send(message) {
             Ok(()) => {}
             Err(mpsc::error::TrySendError::Full(_)) => {
@@ -102,6 +113,25 @@ impl Inbox {
                 open.streams.remove(&token);
             }
         }
+    }
+
+    /// Orders what a message asks for that is about a body which is held; gives back any other. With the first of these the
+    /// body has arrived, or the request has ended.
+    fn order(&self, slot: &mut Slot, message: Inbound) -> Option<Inbound> {
+        let (Some(held), Some(orders)) = (&slot.held, &self.orders) else { return Some(message) };
+        let order = match decide::sort(held, message) {
+            Ok(order) => order,
+            Err(message) => {
+                slot.held = None;
+                return Some(message);
+            }
+        };
+        if let Order::Usual(..) = order {
+            slot.held = None;
+        }
+        // Where too many wait, this one's permit expires, and the router says so.
+        let _ = orders.try_send(order);
+        None
     }
 
     /// Ends the streams of this connection and of those before it: it is lost.
@@ -143,9 +173,9 @@ mod tests {
     #[test]
     fn messages_find_their_stream_and_nothing_else_does() {
         let inbox = Inbox::new("_INBOX.c.".into(), 2, 8);
-        let mut first = inbox.open(1).expect("room");
-        let mut second = inbox.open(1).expect("room");
-        assert!(inbox.open(1).is_none(), "two are the most");
+        let mut first = inbox.open(1, None).expect("room");
+        let mut second = inbox.open(1, None).expect("room");
+        assert!(inbox.open(1, None).is_none(), "two are the most");
         inbox.deliver(message(inbox.subject(second.token)));
         inbox.deliver(message("_INBOX.c.x".into()));
         inbox.deliver(message("_INBOX.c.99".into()));
@@ -158,7 +188,7 @@ mod tests {
     #[test]
     fn a_full_stream_ends_after_what_it_holds() {
         let inbox = Inbox::new("i.".into(), 2, 1);
-        let mut stream = inbox.open(1).expect("room");
+        let mut stream = inbox.open(1, None).expect("room");
         inbox.deliver(message(inbox.subject(stream.token)));
         inbox.deliver(message(inbox.subject(stream.token)));
         assert!(stream.messages.try_recv().is_ok());
@@ -169,7 +199,7 @@ mod tests {
     #[test]
     fn a_lost_connection_ends_its_own_streams_and_older_ones() {
         let inbox = Inbox::new("i.".into(), 2, 1);
-        let (old, new) = (inbox.open(1).expect("room"), inbox.open(2).expect("room"));
+        let (old, new) = (inbox.open(1, None).expect("room"), inbox.open(2, None).expect("room"));
         inbox.end_up_to(1);
         assert_eq!((old.ending.get(), new.ending.get()), (Some(&Ending::Disconnected), None));
         assert_eq!(inbox.len(), 1);

@@ -19,6 +19,7 @@
 //! ```
 
 mod bodies;
+mod decide;
 mod error;
 mod inbox;
 pub mod jobs;
@@ -40,6 +41,7 @@ pub use request::Request;
 pub use stream::{Chunk, ReplyStream, Served};
 
 use self::bodies::Bodies;
+use self::decide::{Decider, Held};
 use self::inbox::Inbox;
 use self::stream::Patience;
 use crate::core::id::{Namespace, RequestId};
@@ -69,11 +71,14 @@ pub struct ClientOptions {
     pub stream_capacity: usize,
     /// How bodies travel that a message can't hold (the server's `max_payload` less [`HEADROOM`]); `None` refuses them.
     pub large_bodies: Option<LargeBodies>,
+    /// Bodies from this size on, in bytes, are sent straight to their ranks where routers say which (protocol section 6.4);
+    /// `None` sends all to the routers. This frontend's user has to be allowed to, as routers are.
+    pub decide_from: Option<usize>,
 }
 
 impl ClientOptions {
     /// Options for servers at `urls` (commas between), with the defaults: namespace `rankpin`, 60 s of silence,
-    /// 30 s for a worker to be found, 65,536 streams of 1,024 messages, no large bodies.
+    /// 30 s for a worker to be found, 65,536 streams of 1,024 messages, no large bodies, none sent to ranks.
     pub fn new(urls: &str) -> Self {
         Self::of(LinkOptions::new(urls, "rankpin frontend"))
     }
@@ -88,6 +93,7 @@ impl ClientOptions {
             max_open: 65_536,
             stream_capacity: 1024,
             large_bodies: None,
+            decide_from: None,
         }
     }
 }
@@ -104,6 +110,7 @@ struct Shared {
     subjects: Subjects,
     link: Link,
     bodies: Option<Bodies>,
+    decider: Option<Arc<Decider>>,
     inbox: Arc<Inbox>,
     /// The connection on which the inbox stands, counted from 1.
     standing: watch::Receiver<Option<u64>>,
@@ -125,7 +132,15 @@ impl Client {
     pub async fn connect(options: ClientOptions) -> Result<Self, ConnectError> {
         let link = Link::open(options.link.clone()).await?;
         let prefix = format!("{}.{}.", options.link.inbox_prefix, uuid::Uuid::new_v4().simple());
-        let inbox = Arc::new(Inbox::new(prefix, options.max_open, options.stream_capacity.max(1)));
+        let decider = options.decide_from.map(|from| Arc::new(Decider::new(from)));
+        let orders = decider.as_ref().map(|decider| {
+            let (orders, ordered) = mpsc::channel(options.max_open.max(1));
+            // Ends by itself once the inbox is gone.
+            tokio::spawn(decide::publish(link.clone(), Arc::clone(decider), ordered));
+            orders
+        });
+        let inbox = Inbox::new(prefix, options.max_open, options.stream_capacity.max(1)).with_orders(orders);
+        let inbox = Arc::new(inbox);
         let (up, standing) = watch::channel(None);
         let reader = Reader { link: link.clone(), inbox: inbox.clone(), up };
         let reader = tokio::spawn(reader.run()).abort_handle();
@@ -137,7 +152,7 @@ impl Client {
         let (cancels, waiting) = mpsc::channel(MAX_WAITING_CANCELS);
         // Ends by itself once every sender is gone, after what still waits.
         tokio::spawn(publish_cancels(link.clone(), subjects.clone(), waiting));
-        let shared = Arc::new(Shared { options, subjects, link, bodies, inbox, standing, cancels, reader });
+        let shared = Arc::new(Shared { options, subjects, link, bodies, decider, inbox, standing, cancels, reader });
         let client = Self { shared };
         client.shared.wait_for_inbox().await;
         // Tells too whether this user may subscribe to the inbox.
@@ -163,15 +178,23 @@ impl Client {
         if size > max {
             return Err(ClientError::TooLarge { size, max });
         }
-        let subject = request.subject(&shared.subjects);
-        let headers = request.headers;
+        let question = shared.decider.as_ref().filter(|_| stored.is_none());
+        let question = question.and_then(|decider| decider.question(&request, max)).zip(request.model.as_ref());
+        let (subject, held, headers, body) = match question {
+            Some((question, model)) => {
+                let held = Arc::new(Held::new(&request, &shared.subjects));
+                (shared.subjects.decide(model), Some(held), question, bytes::Bytes::new())
+            }
+            None => (request.subject(&shared.subjects), None, request.headers, request.body),
+        };
         let idle = request.idle_timeout.unwrap_or(shared.options.idle_timeout);
         let wait = request.timeout.unwrap_or(shared.options.request_timeout);
         let first = request.answer_timeout.unwrap_or(idle).saturating_add(wait);
         let patience = Patience { first, idle, deadline: request.deadline };
 
         let connection = shared.wait_for_inbox().await.ok_or(ClientError::Disconnected)?;
-        let opened = shared.inbox.open(connection).ok_or(ClientError::TooManyOpen { max: shared.options.max_open })?;
+        let opened =
+            shared.inbox.open(connection, held).ok_or(ClientError::TooManyOpen { max: shared.options.max_open })?;
         let reply = shared.inbox.subject(opened.token);
         // From here on the stream's drop tidies up, and cancels what may have gone out.
         let stream = ReplyStream::new(shared.clone(), request.id, opened, patience, stored);
@@ -179,7 +202,7 @@ impl Client {
         if *shared.standing.borrow() != Some(connection) {
             return Err(ClientError::Disconnected);
         }
-        let publish = shared.link.publish(subject, Some(reply.into()), headers, request.body);
+        let publish = shared.link.publish(subject, Some(reply.into()), headers, body);
         match tokio::time::timeout(SEND_TIMEOUT, publish).await {
             Ok(Ok(())) => Ok(stream),
             Ok(Err(error)) => {

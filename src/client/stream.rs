@@ -15,6 +15,7 @@ use super::sequence::{Mark, Sequence, Verdict};
 use super::{Shared, StoredBody};
 use crate::core::id::{DpRank, Placement, RequestId, WorkerId};
 use crate::nats::{Headers, Inbound, NO_RESPONDERS};
+use crate::wire::header;
 use crate::wire::reply::{self, ReplyHead};
 
 /// How much longer than its deadline a request is waited for: the router ends it and says so.
@@ -169,7 +170,12 @@ impl ReplyStream {
             let retry_after_s = head.retry_after_s;
             return Err(ClientError::Service { status, code, message: words, retry_after_s, answer });
         }
-        let seq = head.seq.ok_or(ClientError::Unnumbered)?;
+        let seq = match head.seq {
+            Some(seq) => seq,
+            // A placement that comes after a reply of an attempt which was given up: its permit is left to expire.
+            None if message.headers.find(header::EVENT).is_some() => return Ok(None),
+            None => return Err(ClientError::Unnumbered),
+        };
         match self.sequence.judge(Mark { attempt: head.attempt, seq, last: head.last })? {
             Verdict::Drop => return Ok(None),
             Verdict::Deliver => {}

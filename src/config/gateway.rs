@@ -45,6 +45,8 @@ pub struct GatewayConfig {
     pub max_body: usize,
     /// What becomes of bodies that a NATS message can't hold.
     pub large_bodies: LargeBodies,
+    /// Bodies from this size on, in bytes, are sent straight to their ranks where routers say which; `None` sends none so.
+    pub decide_from: Option<usize>,
     /// Most requests at a time.
     pub max_requests: usize,
     /// How long a request may wait for a worker; `None` leaves it to the routers.
@@ -168,6 +170,13 @@ static BODIES_MAX_AGE: Setting = Setting::new(
     "1h",
     "How long such a body may lie in the object store, where this gateway makes it; it is deleted once the request has ended",
 );
+static DECIDE_FROM: Setting = Setting::new(
+    "decide_from",
+    "SIZE|off",
+    "off",
+    "Bodies from this size on, such as 64KB, are sent straight to their ranks, where routers (--decide-mode) say which: the \
+     body passes the server once. This gateway's user has to be allowed to (nats-permissions --deciding-gateway)",
+);
 static MAX_REQUESTS_AT_A_TIME: Setting =
     Setting::new("max_requests", "COUNT", "16384", "Most requests under way at a time; more are answered 503");
 static WAIT: Setting = Setting::optional(
@@ -229,7 +238,7 @@ static INBOX_PREFIX: Setting = Setting::optional(
 );
 
 /// All settings of a gateway that may stand in the file, in the order of the help.
-pub static SETTINGS: [&Setting; 33] = [
+pub static SETTINGS: [&Setting; 34] = [
     &setting::NATS_URL,
     &setting::CONTEXT,
     &setting::CREDS,
@@ -253,6 +262,7 @@ pub static SETTINGS: [&Setting; 33] = [
     &MAX_BODY_SIZE,
     &LARGE_BODIES,
     &BODIES_MAX_AGE,
+    &DECIDE_FROM,
     &MAX_REQUESTS_AT_A_TIME,
     &WAIT,
     &ANSWER_TIMEOUT,
@@ -280,6 +290,7 @@ pub fn resolve(flags: &Flags, environment: &dyn Fn(&str) -> Option<String>) -> R
         cors: sources.find(&CORS_ORIGINS).map_or(Ok(Cors::Off), |given| cors(&given))?,
         max_body: usize::try_from(size(&sources.get(&MAX_BODY_SIZE), MAX_BODY)?).unwrap_or(usize::MAX),
         large_bodies: large_bodies(&sources)?,
+        decide_from: decide_from(&sources.get(&DECIDE_FROM))?,
         max_requests: max_requests(&sources.get(&MAX_REQUESTS_AT_A_TIME))?,
         request_timeout: sources.find(&WAIT).map(|given| duration(&given, REQUEST_TIMEOUT)).transpose()?,
         answer_timeout: duration(&sources.get(&ANSWER_TIMEOUT), SILENCE)?,
@@ -316,6 +327,13 @@ fn tls(sources: &Sources<'_>) -> Result<Option<TlsFiles>, ConfigError> {
         (Some(alone), None) => Err(alone.no_effect("without https_key there is no HTTPS; give both or none")),
         (None, Some(alone)) => Err(alone.no_effect("without https_cert there is no HTTPS; give both or none")),
         (None, None) => Ok(None),
+    }
+}
+
+fn decide_from(given: &Given) -> Result<Option<usize>, ConfigError> {
+    match given.text.as_str() {
+        "off" => Ok(None),
+        _ => Ok(Some(usize::try_from(size(given, MAX_BODY)?).unwrap_or(usize::MAX))),
     }
 }
 
@@ -437,6 +455,7 @@ mod tests {
         max_body = "8MB"
         large_bodies = "object-store"
         bodies_max_age = "10m"
+        decide_from = "64KB"
         max_requests = 100
         request_timeout = "5s"
         answer_timeout = "2m"
@@ -477,6 +496,7 @@ mod tests {
             cors: Cors::Origins(vec!["https://a.example".into(), "http://b.example:8080".into()]),
             max_body: 8 << 20,
             large_bodies: LargeBodies::ObjectStore { max_age: Duration::from_secs(600) },
+            decide_from: Some(64 << 10),
             max_requests: 100,
             request_timeout: Some(Duration::from_secs(5)),
             answer_timeout: Duration::from_secs(120),
@@ -497,7 +517,7 @@ mod tests {
         let config = with(&[]).expect("the defaults are valid");
         assert_eq!((config.listen, config.max_body), (([127, 0, 0, 1], 8080).into(), 64 << 20));
         assert_eq!((config.cors, config.api_keys, config.tls), (Cors::Off, None, None));
-        assert_eq!(config.client_hints, ClientHints::Dropped);
+        assert_eq!((config.client_hints, config.decide_from), (ClientHints::Dropped, None));
         assert_eq!(config.placement_headers, PlacementHeaders::Shown);
     }
 

@@ -82,12 +82,23 @@ pub struct RouterConfig {
     pub log_format: LogFormat,
     /// Which requests' own word on tenant and priority counts.
     pub frontends: FrontendTrust,
+    /// Whether trusted frontends may send bodies to ranks themselves.
+    pub decide: DecideMode,
     /// Workers that can't register themselves.
     pub workers: Vec<WorkerSpec>,
     /// Names that stand for several models.
     pub aliases: Aliases,
     /// Pools, and whether requests are placed on them or on workers.
     pub pools: PoolConfig,
+}
+
+/// Whether frontends may ask where a request goes and send its body there themselves (protocol section 6.4).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DecideMode {
+    /// They may not.
+    Off,
+    /// Those that may publish to `{ns}.decide.{model}` may.
+    On,
 }
 
 /// Where health and metrics are served over HTTP.
@@ -208,6 +219,7 @@ pub fn resolve(flags: &Flags, environment: &dyn Fn(&str) -> Option<String>) -> R
         listen: listen(&sources.get(&setting::LISTEN))?,
         log_format: choice(&sources.get(&setting::LOG_FORMAT), &LogFormat::NAMED)?,
         frontends: choice(&sources.get(&setting::UNTRUSTED_FRONTENDS), &UNTRUSTED)?,
+        decide: choice(&sources.get(&setting::DECIDE_MODE), &DECIDE)?,
         workers: worker::all(sources.workers(), &namespace)?,
         aliases: alias::all(sources.aliases())?,
         pools: pool::read(&sources, &namespace)?,
@@ -234,6 +246,8 @@ pub fn effective(
 const UNTRUSTED: [(&str, FrontendTrust); 2] =
     [("false", FrontendTrust::Everywhere), ("true", FrontendTrust::TrustedSubjectOnly)];
 
+const DECIDE: [(&str, DecideMode); 2] = [("false", DecideMode::Off), ("true", DecideMode::On)];
+
 fn refuse_what_has_no_effect(sources: &Sources<'_>, config: &RouterConfig) -> Result<(), ConfigError> {
     if let Some(given) = sources.find(&setting::RANK_CHOICE) {
         let why = match (config.affinity, config.rank_choice) {
@@ -254,6 +268,16 @@ fn refuse_what_has_no_effect(sources: &Sources<'_>, config: &RouterConfig) -> Re
     for setting in [&setting::SESSION_HEADERS, &setting::SESSION_BODY_FIELDS, &setting::GROUP_SUBAGENTS] {
         if let (AffinityMode::Off, Some(given)) = (config.affinity, sources.find(setting)) {
             return Err(given.no_effect("with affinity off no session is read; leave one of the two out"));
+        }
+    }
+    if let (DecideMode::On, Some(given)) = (config.decide, sources.find(&setting::DECIDE_MODE)) {
+        if config.policy == PolicyKind::Kv {
+            return Err(given.no_effect("the policy kv reads every body; leave it out, or take another policy"));
+        }
+        if config.pools.level == Level::Global {
+            return Err(
+                given.no_effect("a router at the global level knows no ranks; set it for the pools' own routers")
+            );
         }
     }
     jobs::refuse_what_has_no_effect(sources, &config.jobs)?;

@@ -257,6 +257,13 @@ pub(super) static UNTRUSTED_FRONTENDS: Setting = Setting::new(
     "Believe Rankpin-Tenant and Rankpin-Priority only on {namespace}.trusted.{model}, where gateways publish",
 );
 
+pub(super) static DECIDE_MODE: Setting = Setting::new(
+    "decide_mode",
+    "true|false",
+    "false",
+    "Let frontends that may publish to {namespace}.decide.{model} ask with the headers alone where a request goes, and send \
+     its body there themselves (gateways: --decide-from)",
+);
 pub(super) static SESSION_HEADERS: Setting = Setting {
     key: "session.headers",
     value: "NAMES",
@@ -324,7 +331,7 @@ pub(super) static JOBS_DUPLICATE_WINDOW: Setting = Setting::new(
 );
 
 /// All settings that may stand in the file, in the order of the help.
-pub static SETTINGS: [&Setting; 45] = [
+pub static SETTINGS: [&Setting; 46] = [
     &NATS_URL,
     &CONTEXT,
     &CREDS,
@@ -370,6 +377,7 @@ pub static SETTINGS: [&Setting; 45] = [
     &LISTEN,
     &LOG_FORMAT,
     &UNTRUSTED_FRONTENDS,
+    &DECIDE_MODE,
 ];
 
 /// Where a value stands.

@@ -60,6 +60,7 @@ fn defaults() {
         listen: Listen::IfFree(([127, 0, 0, 1], 9464).into()),
         log_format: LogFormat::Text,
         frontends: FrontendTrust::Everywhere,
+        decide: DecideMode::Off,
         workers: vec![],
         aliases: Aliases::new(),
         pools: PoolConfig { level: Level::Worker, pools: Pools::default(), targets: vec![] },
@@ -126,9 +127,9 @@ fn every_setting_is_a_key_a_variable_and_a_flag() {
 
     let table: toml::Table = EVERY_KEY.parse().expect("TOML");
     let mut texts = Vec::new();
-    // Pools are tables of the file, and leave other settings without effect, and one login excludes the others: tests of
-    // their own have them.
-    let apart = ["level", "pool_policy", "nkey", "user", "password", "token"];
+    // Pools are tables of the file, and leave other settings without effect, decide mode excludes the policy kv, and one
+    // login the others: tests of their own have them.
+    let apart = ["level", "pool_policy", "decide_mode", "nkey", "user", "password", "token"];
     for setting in SETTINGS.iter().filter(|setting| !apart.contains(&setting.key)) {
         let inside = setting.key.split_once('.').map(|(table_name, key)| &table[table_name][key]);
         let text = match inside.unwrap_or_else(|| &table[setting.key]) {
@@ -294,6 +295,19 @@ fn session_sources_count_in_their_order() {
         let error = with(&[("affinity", "off"), (key, text)], &[], "").expect_err("nothing is read");
         assert!(error.contains("can have no effect: with affinity off no session is read"), "{error}");
     }
+}
+
+#[test]
+fn decide_mode_is_for_routers_that_need_no_bodies() {
+    let decide = |flags: &[(&'static str, &str)], file: &str| with(flags, &[], file).map(|config| config.decide);
+    assert_eq!(decide(&[("decide_mode", "true")], ""), Ok(DecideMode::On));
+    assert_eq!(decide(&[], "decide_mode = true"), Ok(DecideMode::On));
+    let kv = decide(&[("decide_mode", "true"), ("policy", "kv")], "").expect_err("it reads every body");
+    assert!(kv.starts_with("--decide-mode: decide_mode can have no effect: the policy kv reads every body"), "{kv}");
+    let pool = "level = 'global'\ndecide_mode = true\n[[pool]]\nname = 'a'\nnamespace = 'a'";
+    let global = decide(&[], pool).expect_err("it knows no ranks");
+    assert!(global.contains("decide_mode can have no effect: a router at the global level"), "{global}");
+    is_refused("decide_mode", "yes", "allowed are false, true");
 }
 
 #[test]

@@ -50,6 +50,12 @@ pub enum RouteError {
         /// The server's `max_payload`.
         max: usize,
     },
+    /// The frontend wants to send the body itself, which is not possible for this request.
+    #[error("{0}; publish the request with its body")]
+    Undecided(&'static str),
+    /// The frontend had a placement for its body, and has not sent it.
+    #[error("the request was placed, and its body was not sent in time")]
+    PermitExpired,
     /// No room within the request's timeout, or the worker said so.
     #[error("{why}")]
     Overloaded {
@@ -103,10 +109,11 @@ impl RouteError {
             | Self::UnknownPool { .. } => 404,
             Self::PinConflict(_) => 409,
             Self::PayloadTooLarge { .. } => 413,
+            Self::Undecided(_) => 421,
             Self::Overloaded { .. } => 429,
             Self::Cancelled => 499,
             Self::NoWorker(_) | Self::WorkerLost(_) | Self::ShuttingDown => 503,
-            Self::AcceptTimeout(_) | Self::Deadline(_) => 504,
+            Self::AcceptTimeout(_) | Self::Deadline(_) | Self::PermitExpired => 504,
             Self::Relayed { status, .. } => *status,
         }
     }
@@ -130,6 +137,8 @@ impl RouteError {
             Self::UnknownPool { .. } => "unknown_pool",
             Self::PinConflict(_) => "pin_conflict",
             Self::PayloadTooLarge { .. } => "payload_too_large",
+            Self::Undecided(_) => "undecided",
+            Self::PermitExpired => "permit_expired",
             Self::Overloaded { .. } => "overloaded",
             Self::Cancelled => "cancelled",
             Self::NoWorker(_) => "no_worker",

@@ -50,7 +50,10 @@ pub fn fate(error: &RouteError, attempts: Attempts) -> Fate {
         | RouteError::PinConflict(_)
         | RouteError::PayloadTooLarge { .. }
         | RouteError::Cancelled
-        | RouteError::Deadline(_) => Fate::Final,
+        | RouteError::Deadline(_)
+        // No job is without its body.
+        | RouteError::Undecided(_)
+        | RouteError::PermitExpired => Fate::Final,
         RouteError::UnknownModel(_) | RouteError::UnknownAlias { .. } | RouteError::Overloaded { .. } => Fate::Delayed,
         // The same errors tell of a worker that failed, and of none that could be found.
         RouteError::NoWorker(_) | RouteError::AcceptTimeout(_) => match attempts {

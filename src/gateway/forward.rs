@@ -102,7 +102,8 @@ async fn answer(
     }
     *id = HeaderValue::from_str(request.id().as_str()).ok();
     let mut replies = gateway.client.send(request).await?;
-    drop(room);
+    // A body that is sent to its rank from here stays in memory until it has arrived.
+    let room = room.filter(|_| gateway.config.decide_from.is_some());
     if replies.has_stored_body() {
         gateway.metrics.large_bodies.inc();
     }
@@ -110,6 +111,7 @@ async fn answer(
         Some(first) => first?,
         None => return Err(Problem::new(StatusCode::BAD_GATEWAY, "broken_reply", "the reply stream is empty")),
     };
+    drop(room);
     if stream {
         return Ok(Answered::Streamed(first, Box::new(replies)));
     }

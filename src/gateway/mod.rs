@@ -222,6 +222,7 @@ fn client_options(config: &GatewayConfig) -> Result<ClientOptions, AccessError> 
         max_open: config.max_requests,
         stream_capacity: STREAM_CAPACITY,
         large_bodies: large_bodies(config),
+        decide_from: config.decide_from,
         ..ClientOptions::of(link)
     })
 }

@@ -15,6 +15,16 @@ use crate::nats::{JetStream, Link};
 use crate::wire::service::RouterState;
 use crate::wire::subject::{JOBS_CONSUMER, Subjects};
 
+/// Who a user may be, in the order in which they are told.
+const ROLES: [Role; 7] = [
+    Role::Operator,
+    Role::Router,
+    Role::Worker(None),
+    Role::DecidingGateway,
+    Role::Gateway,
+    Role::Frontend,
+    Role::Batch,
+];
 /// Least `max_payload` that does not get a warning, in bytes: a conversation of some hundred turns with tools.
 const MAX_PAYLOAD_WANTED: usize = 8 * 1024 * 1024;
 /// Largest `max_payload` that a server is good at, in bytes.
@@ -254,9 +264,8 @@ async fn permissions(link: &Link, config: &RouterConfig) -> Finding {
         let advice = "fine for trying things out; `rankpin nats-permissions` writes users with no more than they need";
         return Finding::new(CHECK, Health::Note, format!("{who} may do everything"), advice);
     };
-    let roles = [Role::Operator, Role::Router, Role::Worker(None), Role::Gateway, Role::Frontend, Role::Batch];
     let (mut plays, mut nearest) = (Vec::new(), None);
-    for role in roles {
+    for role in ROLES {
         let user = User { name: data.user.clone(), role };
         let mut needs = needs(&config.namespace, &user);
         if user.role != Role::Router {

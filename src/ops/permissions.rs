@@ -22,6 +22,8 @@ pub enum Role {
     Frontend,
     /// Sends requests whose tenant and priority are believed, lists models, keeps large bodies, files and batches.
     Gateway,
+    /// A gateway that sends large bodies to ranks itself: trusted as routers are.
+    DecidingGateway,
     /// Submits durable jobs, and reads results.
     Batch,
     /// Takes requests and places them.
@@ -38,6 +40,7 @@ impl Role {
         match self {
             Self::Frontend => "frontend",
             Self::Gateway => "gateway",
+            Self::DecidingGateway => "deciding-gateway",
             Self::Batch => "batch",
             Self::Router => "router",
             Self::Worker(_) => "worker",
@@ -60,7 +63,7 @@ impl User {
     pub fn inbox(&self, namespace: &Namespace) -> String {
         match self.role {
             Role::Router => Subjects::new(namespace.clone()).router_inbox_prefix(),
-            Role::Frontend | Role::Gateway | Role::Batch | Role::Worker(_) | Role::Operator => {
+            Role::Frontend | Role::Gateway | Role::DecidingGateway | Role::Batch | Role::Worker(_) | Role::Operator => {
                 format!("_INBOX.{}", self.name)
             }
         }
@@ -89,6 +92,7 @@ pub fn needs(namespace: &Namespace, user: &User) -> Allowed {
     let mut allowed = match &user.role {
         Role::Frontend => names.frontend(),
         Role::Gateway => names.gateway(),
+        Role::DecidingGateway => names.deciding_gateway(),
         Role::Batch => names.batch(),
         Role::Router => names.router(),
         Role::Worker(worker) => names.worker(worker.as_ref().map_or("*", WorkerId::as_str)),
@@ -140,6 +144,18 @@ impl Names {
         allowed
     }
 
+    fn deciding_gateway(&self) -> Allowed {
+        let mut allowed = self.gateway();
+        allowed.publish.extend([
+            self.subjects.decides(),
+            format!("{}.worker.*.rank.*", self.ns),
+            format!("{}.worker.*.any", self.ns),
+            // Whether it has sent a body.
+            format!("{}.>", self.subjects.router_inbox_prefix()),
+        ]);
+        allowed
+    }
+
     fn batch(&self) -> Allowed {
         let (ns, [jobs, results, dead]) = (&self.ns, self.streams());
         let mut publish = vec![format!("{ns}.job.>"), format!("{ns}.cancel.*"), format!("{ns}.result.*")];
@@ -181,8 +197,13 @@ impl Names {
             format!("$JS.ACK.{jobs}.{JOBS_CONSUMER}.>"),
         ]);
         let srv = service::PREFIX;
-        let mut subscribe: Vec<String> =
-            self.subjects.intake().into_iter().map(|subject| format!("{subject} {QUEUE}")).collect();
+        let mut subscribe: Vec<String> = self
+            .subjects
+            .intake()
+            .into_iter()
+            .chain([self.subjects.decides()])
+            .map(|s| format!("{s} {QUEUE}"))
+            .collect();
         subscribe.extend([
             self.subjects.cancels(),
             self.subjects.loads(),

@@ -7,6 +7,7 @@ use super::alias::{self, Alias};
 use super::answers::{Answers, Dropped};
 use super::jobs::JobPart;
 use super::live::Kind;
+use super::permits::{self, Decide};
 use super::route::Request;
 use super::state::{Basis, Keys, Router};
 use crate::core::ask::Ask;
@@ -127,6 +128,8 @@ pub(super) struct Checked {
     head: RequestHead,
     alias: Option<Alias>,
     trusted: bool,
+    /// Whether the frontend sends the body itself.
+    decides: bool,
     source: Source,
 }
 
@@ -149,21 +152,25 @@ pub(super) fn check(
     let named = named.map_err(|e| RouteError::InvalidRequest(e.to_string()))?;
     let sessions = if identity::is_turn(known.get("rankpin-path")) { router.sessions() } else { Sessions::Off };
     let (payload, prompts) = (message.payload(), router.prompts());
-    let identity = match known.get("rankpin-body") {
-        Some(_) => {
+    let is_elsewhere = subject.decide || known.get("rankpin-body").is_some();
+    let identity = match is_elsewhere {
+        true => {
             let model = named.ok_or_else(|| RouteError::InvalidRequest(MODEL_ELSEWHERE.into()))?;
             // They are the gateway's word for what the body says.
             let keys = known.get("rankpin-prefix-keys").filter(|_| subject.trusted);
             let keys = keys.map(claim::read_keys).transpose()?;
             identity::of_claim(&head, headers.iter(), model, sessions, keys)?
         }
-        None => identity::find_and_read(&head, headers.iter(), payload, named, sessions, prompts)?,
+        false => identity::find_and_read(&head, headers.iter(), payload, named, sessions, prompts)?,
     };
     let elsewhere = known.get("rankpin-body-size").and_then(|size| size.parse().ok());
-    let body_size = elsewhere.filter(|_| known.get("rankpin-body").is_some()).unwrap_or(payload.len());
+    let body_size = elsewhere.filter(|_| is_elsewhere).unwrap_or(payload.len());
     // Of workers and ranks only the routers of a pool know.
     let worker_hint = head.worker_hint.as_deref().filter(|_| !router.is_global());
     let (identity, alias) = alias::resolve(router, &head.tenant, worker_hint, identity)?;
+    if subject.decide {
+        permits::check(router, answers, &identity, alias.is_some())?;
+    }
     // What a router above has been asked for stays visible.
     let asked_above = answers.above.as_ref().and_then(|above| above.alias.clone());
     let alias = asked_above.map(Alias::passed_on).or(alias);
@@ -181,7 +188,7 @@ pub(super) fn check(
         prompt: prompt.unwrap_or_else(|| Prompt::of_bytes(body_size)),
         model,
     };
-    Ok(Checked { ask, keys, prefixes, head, alias, trusted, source })
+    Ok(Checked { ask, keys, prefixes, head, alias, trusted, decides: subject.decide, source })
 }
 
 fn keys(identity: &Identity, tenant: &Tenant) -> Keys {
@@ -209,6 +216,14 @@ fn clip(text: &str) -> Arc<str> {
     }
 }
 
+fn kind(job: Option<&JobPart>, decide: Option<&Decide>) -> Kind {
+    match (job, decide) {
+        (Some(_), _) => Kind::Job,
+        (None, Some(_)) => Kind::Decide,
+        (None, None) => Kind::Request,
+    }
+}
+
 /// Makes a request of a checked message, where there is room for it.
 pub(super) fn take(
     router: &Arc<Router>,
@@ -230,13 +245,17 @@ pub(super) fn take(
             "the request has come here for the second time: the pools of routers at the global level lead in a circle";
         return Err(Refused { id, answers, error: RouteError::NoWorker(circle.into()) });
     }
-    let kind = if job.is_some() { Kind::Job } else { Kind::Request };
+    let decide = match checked.decides.then(|| Decide::begin(router)).transpose() {
+        Ok(decide) => decide,
+        Err(error) => return Err(Refused { id, answers, error }),
+    };
+    let kind = kind(job.as_ref(), decide.as_ref());
     let Some(seq) = router.state().live.insert(id.clone(), message.size(), kind) else {
         let full = "the router has as many requests under way as it can hold; try again later";
         let full = router.overloaded(&checked.ask, &checked.keys, priority, full);
         return Err(Refused { id, answers, error: full });
     };
-    let Checked { ask, keys, prefixes, head, alias, trusted, source } = checked;
+    let Checked { ask, keys, prefixes, head, alias, trusted, decides: _, source } = checked;
     if let Some(above) = &answers.above {
         router.state().live.tell_of(seq, &above.events_to, above.hops);
     }
@@ -260,6 +279,7 @@ pub(super) fn take(
         attempt: job.as_ref().map_or_else(|| answers.first_attempt(), JobPart::attempts_before),
         answers,
         job,
+        decide,
         basis: Basis::default(),
         continued: None,
         claim: None,

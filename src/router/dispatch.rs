@@ -25,16 +25,19 @@ impl Request {
         self.note_dispatch(decision);
         let now = Instant::now();
         self.allow_for_acceptance(now);
-        let (subject, until) = {
+        let (subject, until, plain) = {
             let mut state = self.router.state();
             state.live.begin_attempt(self.seq, self.attempt, now);
             let worker = state.fleet.get(decision.slot);
             let plain = worker.is_some_and(|worker| worker.spec.kind == WorkerKind::Plain);
             let soon = now + self.router.config.accept_timeout;
             let until = if plain { self.accept_until } else { soon.min(self.accept_until) };
-            (self.router.subject(worker, &decision.placement, &self.ask.model), until)
+            (self.router.subject(worker, &decision.placement, &self.ask.model), until, plain)
         };
         let within = until.saturating_duration_since(now);
+        if self.decide.is_some() {
+            return self.send_permit(decision, &subject, plain, within).map(|()| until);
+        }
         let headers =
             if self.router.is_global() { self.headers_for_pool(within)? } else { self.headers_for(decision, within) };
         let payload = self.message.sent_on();
@@ -78,6 +81,12 @@ impl Request {
         if let Some(traceparent) = &ours {
             headers.push(TRACEPARENT, traceparent);
         }
+        self.push_own(&mut headers, decision, within);
+        headers
+    }
+
+    /// The headers that the router writes.
+    pub(super) fn push_own(&self, headers: &mut Lines, decision: &Decision, within: Duration) {
         headers.push(header::REQUEST_ID, self.id.as_str());
         match self.job {
             Some(_) => headers.push(header::REPLY_TO, &self.router.subjects.result_part(&self.id, self.attempt)),
@@ -87,7 +96,7 @@ impl Request {
         if let Some(rank) = decision.placement.rank {
             headers.push_number(header::DP_RANK, rank.0.into());
         }
-        self.push_alias(&mut headers);
+        self.push_alias(headers);
         match &self.ask.session {
             Some(session) if session.origin == Origin::Named => headers.push(header::SESSION, session.id.as_str()),
             Some(session) => headers.push(header::SESSION, self.root(session)),
@@ -97,7 +106,6 @@ impl Request {
         headers.push_number(header::ACCEPT_BY, unix_ms().saturating_add(within));
         headers.push_number(header::ATTEMPT, self.attempt.into());
         headers.push_words(header::DECISION, decision.reason.word(), decision.cause.map(Cause::word));
-        headers
     }
 
     /// Names the model and the alias that led to it. Both come from a configuration, which has seen to it that a header can

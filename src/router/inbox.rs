@@ -16,6 +16,10 @@ enum About {
     Attempt(Seq, u32),
     /// A probe of a worker.
     Probe(WorkerSlot),
+    /// A probe of the rank to which a frontend sends the body.
+    Rank(Seq, u32),
+    /// The question to that frontend whether it has.
+    Question(Seq, u32),
 }
 
 /// What is done at once for a request at rest, once the lock is free.
@@ -80,6 +84,16 @@ impl Router {
         subject
     }
 
+    /// Subject of the inbox on which the server says that nobody listens at the rank of an attempt.
+    pub(super) fn rank_inbox(&self, seq: Seq, attempt: u32) -> String {
+        format!("{}w{seq:x}-{attempt}", self.inbox)
+    }
+
+    /// Subject of the inbox on which a frontend says whether it has sent the body.
+    pub(super) fn question_inbox(&self, seq: Seq, attempt: u32) -> String {
+        format!("{}q{seq:x}-{attempt}", self.inbox)
+    }
+
     /// Subject of the inbox on which a probe of this worker is answered by nobody but the server.
     pub(super) fn probe_inbox(&self, slot: WorkerSlot) -> String {
         let (index, generation) = slot.parts();
@@ -94,6 +108,13 @@ impl Router {
             let index = u32::from_str_radix(index, 16).ok()?;
             return Some(About::Probe(WorkerSlot::from_parts(index, count)));
         }
+        let seq = |number| u64::from_str_radix(number, 16).ok();
+        if let Some(number) = number.strip_prefix('w') {
+            return Some(About::Rank(seq(number)?, count));
+        }
+        if let Some(number) = number.strip_prefix('q') {
+            return Some(About::Question(seq(number)?, count));
+        }
         Some(About::Attempt(number.parse().ok()?, count))
     }
 
@@ -104,6 +125,14 @@ impl Router {
                 if message.status() == Some(NO_RESPONDERS) {
                     self.probe_refused(slot);
                 }
+                None
+            }
+            Some(About::Rank(seq, attempt)) => {
+                self.hear_of_rank(seq, attempt, &message);
+                None
+            }
+            Some(About::Question(seq, attempt)) => {
+                self.hear_of_frontend(seq, attempt, &message);
                 None
             }
             None => {
@@ -133,8 +162,9 @@ impl Router {
         let mut at_once = AtOnce::Nothing;
         match event {
             None => {
-                if message.status() == Some(NO_RESPONDERS) && live.first(Once::NoResponders) {
-                    live.send(Mail::NoResponders);
+                let (once, mail) = live.no_responders();
+                if message.status() == Some(NO_RESPONDERS) && live.first(once) {
+                    live.send(mail);
                 }
                 return None;
             }

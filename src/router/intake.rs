@@ -46,7 +46,7 @@ pub async fn subscribe_control(router: &Router) -> Result<(), ConnectError> {
 
 /// Subscribes to requests, in the routers' queue group.
 pub async fn subscribe_requests(router: &Router) -> Result<(), ConnectError> {
-    for (number, subject) in (REQUESTS..).zip(router.subjects.intake()) {
+    for (number, subject) in (REQUESTS..).zip(router.intake_subjects()) {
         router.intake.subscribe(number, &subject, Some(QUEUE));
     }
     router.intake.barrier().await
@@ -81,7 +81,7 @@ pub fn take(router: &Arc<Router>, message: Message) {
 /// queue group's messages in 40 departures, none this way).
 pub async fn leave(router: &Router) {
     router.taking.store(false, Ordering::Relaxed);
-    let numbers = || (REQUESTS..).take(router.subjects.intake().len());
+    let numbers = || (REQUESTS..).take(router.intake_subjects().len());
     for number in numbers() {
         router.intake.leave_after(number, LEAVE_AFTER);
     }

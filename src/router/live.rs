@@ -60,6 +60,10 @@ pub enum Mail {
     Answer(Box<Message>),
     /// The worker is lost.
     WorkerLost,
+    /// The frontend, which sends the body itself, has sent it.
+    Sent,
+    /// Nobody listens where that frontend is told of its request.
+    FrontendGone,
     /// The frontend cancelled.
     Cancelled,
     /// The router stops and waits no longer.
@@ -118,6 +122,8 @@ pub struct Live {
 pub enum Kind {
     /// A frontend.
     Request,
+    /// A frontend that sends the body itself.
+    Decide,
     /// The stream of jobs.
     Job,
 }
@@ -201,6 +207,10 @@ pub enum Once {
     Lost = 16,
     /// A pool's first sign of life.
     Taken = 32,
+    /// No responders at the inbox of a frontend that sends the body.
+    Gone = 64,
+    /// That frontend's word that it has sent it.
+    Sent = 128,
 }
 
 /// All requests under way.
@@ -423,7 +433,7 @@ impl LiveRequests {
                 continue;
             }
             let (once, mail) = match live.kind {
-                Kind::Request => (Once::Ended, Mail::Finished(Box::new(Finished::outcome(Outcome::Ok)))),
+                Kind::Request | Kind::Decide => (Once::Ended, Mail::Finished(Box::new(Finished::outcome(Outcome::Ok)))),
                 // Whether it has a result is looked for where it is taken for lost.
                 Kind::Job => (Once::Lost, Mail::WorkerLost),
             };
@@ -527,6 +537,14 @@ impl Live {
         let first = self.seen & bit == 0;
         self.seen |= bit;
         first
+    }
+
+    /// What it means that nobody listens where this attempt was sent: to a worker, or to the frontend that sends the body.
+    pub fn no_responders(&self) -> (Once, Mail) {
+        match self.kind {
+            Kind::Request | Kind::Job => (Once::NoResponders, Mail::NoResponders),
+            Kind::Decide => (Once::Gone, Mail::FrontendGone),
+        }
     }
 
     /// Whether a pool's routers have taken in this attempt.

@@ -12,6 +12,7 @@ use prometheus_client::registry::Registry;
 
 use super::fleet_metrics::FleetCollector;
 use super::jobs::JobMetrics;
+use super::permits::PermitMetrics;
 use super::queue_metrics::QueueMetrics;
 use super::rarely::Rarely;
 use super::requests_metrics::RequestMetrics;
@@ -105,6 +106,8 @@ pub struct Metrics {
     pub rebuilt: Counter,
     /// Of the queue.
     pub queue: QueueMetrics,
+    /// Of requests whose frontend sends the body.
+    pub permits: PermitMetrics,
     /// Messages of workers about their caches that were taken in.
     pub cache_events: Counter,
     /// Durable jobs.
@@ -199,6 +202,7 @@ impl Metrics {
         let gauges = Gauges::register(&mut registry);
         let jobs = JobMetrics::register(&mut registry);
         let metrics = Self {
+            permits: PermitMetrics::register(&mut registry),
             registry,
             admitted,
             dispatched,

@@ -23,6 +23,7 @@ mod live;
 mod metrics;
 mod mirror;
 mod passing;
+mod permits;
 mod pinning;
 mod pools;
 mod provision;

@@ -337,6 +337,7 @@ impl Request {
     pub(super) fn settle(&mut self, decision: &Decision) {
         self.tell_accepted();
         self.span.end();
+        self.release_permit();
         self.claim = None;
         self.given_back = false;
         if let Some(claimed) = &mut self.claimed {

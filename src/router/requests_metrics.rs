@@ -21,7 +21,7 @@ pub const MAX_MODELS: usize = 256;
 const OTHER: &str = "other";
 
 /// How requests end: as workers say, or with an error of the router (protocol section 6.1).
-const OUTCOMES: [&str; 19] = [
+const OUTCOMES: [&str; 21] = [
     "ok",
     "error",
     "cancelled",
@@ -39,6 +39,8 @@ const OUTCOMES: [&str; 19] = [
     "shutting_down",
     "accept_timeout",
     "deadline",
+    "undecided",
+    "permit_expired",
     "refused_by_worker",
     "unknown",
 ];

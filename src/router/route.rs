@@ -12,6 +12,7 @@ use super::derived::Continued;
 use super::jobs::JobPart;
 use super::later::Later;
 use super::live::{Mail, Resting, Seq};
+use super::permits::Decide;
 use super::pinning::{Claim, Claimed, Pinned};
 use super::queue_metrics::LeftQueue;
 use super::state::{Asked, Asking, Basis, Keys, Router};
@@ -53,6 +54,8 @@ pub struct Request {
     pub(super) deadline: Option<(Instant, u64)>,
     /// What it has besides, where it is a durable job.
     pub(super) job: Option<JobPart>,
+    /// What it has besides, where its frontend sends the body.
+    pub(super) decide: Option<Decide>,
     /// Where its mail comes, once it has a task.
     pub(super) mail: Option<UnboundedReceiver<Mail>>,
     pub(super) attempt: u32,
@@ -303,7 +306,11 @@ impl Request {
     async fn hear(&mut self, decision: &Decision, mut until: Instant) -> Result<Attempted, RouteError> {
         loop {
             let Some(mail) = self.next_mail_dispatched(until, decision).await? else {
-                return self.silent(decision);
+                match self.ask_whether_sent(decision)? {
+                    Some(answer_by) => until = answer_by,
+                    None => return self.silent(decision),
+                }
+                continue;
             };
             match mail {
                 Mail::Accepted => {
@@ -329,10 +336,15 @@ impl Request {
                 }
                 Mail::NoResponders | Mail::WorkerLost if self.cancelled => return Err(RouteError::Cancelled),
                 Mail::WorkerLost if self.router.is_global() => return self.silent(decision),
-                Mail::NoResponders | Mail::WorkerLost => return Ok(Attempted::Failed(Failure::NoResponders, None)),
+                Mail::NoResponders | Mail::WorkerLost => {
+                    self.withdraw_permit(decision);
+                    return Ok(Attempted::Failed(Failure::NoResponders, None));
+                }
                 Mail::Rejected(_) if self.cancelled => return Err(RouteError::Cancelled),
                 Mail::Rejected(rejection) => return Ok(self.refusal(*rejection)),
                 Mail::Taken => until = self.accept_until,
+                Mail::Sent => return self.silent(decision),
+                Mail::FrontendGone => return Err(self.frontend_gone(decision)),
                 Mail::Cancelled => {
                     self.cancelled = true;
                     self.cancel_at_worker(decision);
@@ -390,6 +402,8 @@ impl Request {
                     | Mail::Granted(_)
                     | Mail::Displaced
                     | Mail::AskAgain
+                    | Mail::Sent
+                    | Mail::FrontendGone
                     | Mail::ShuttingDown,
                 ) => {}
                 None => return Err(RouteError::ShuttingDown),
@@ -460,6 +474,8 @@ pub(super) fn note(mail: &Mail) -> Result<(), RouteError> {
         | Mail::Rejected(_)
         | Mail::Finished(_)
         | Mail::Answer(_)
+        | Mail::Sent
+        | Mail::FrontendGone
         | Mail::WorkerLost => Ok(()),
     }
 }

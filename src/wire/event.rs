@@ -15,6 +15,13 @@ pub const PROGRESS: &str = "progress";
 /// `Rankpin-Event: finished`.
 pub const FINISHED: &str = "finished";
 
+/// `Rankpin-Event: placed`, to a frontend that sends the body itself (protocol section 6.4).
+pub const PLACED: &str = "placed";
+/// `Rankpin-Event: unaccepted`: the question to it whether it has.
+pub const UNACCEPTED: &str = "unaccepted";
+/// `Rankpin-Event: sent`: its answer.
+pub const SENT: &str = "sent";
+
 /// Longest message that is taken over from a worker, in bytes.
 pub const MAX_ERROR_TEXT_BYTES: usize = 4096;
 /// Longest code word that is taken over from a worker, in bytes.

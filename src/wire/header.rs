@@ -55,7 +55,9 @@ pub const BODY: &str = "Rankpin-Body";
 pub const BODY_SIZE: &str = "Rankpin-Body-Size";
 /// `Rankpin-Body-Digest`: its hash, `xxh3-128=` and 32 hex digits.
 pub const BODY_DIGEST: &str = "Rankpin-Body-Digest";
-/// `Rankpin-Event`: kind of a message on the router's inbox.
+/// `Rankpin-Send-To`: where a frontend that sends the body itself publishes it.
+pub const SEND_TO: &str = "Rankpin-Send-To";
+/// `Rankpin-Event`: kind of a message on the router's inbox, or of one about an attempt to a frontend that sends the body.
 pub const EVENT: &str = "Rankpin-Event";
 /// `Rankpin-Seq`: number of a reply message, from 0.
 pub const SEQ: &str = "Rankpin-Seq";

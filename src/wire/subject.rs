@@ -15,8 +15,10 @@ pub struct Subjects {
 pub struct RequestSubject<'s> {
     /// The model token, still encoded; `None` where the body names the model.
     pub model: Option<&'s str>,
-    /// Whether it came on `{ns}.trusted.…`.
+    /// Whether it came on `{ns}.trusted.…`, or `{ns}.decide.…`.
     pub trusted: bool,
+    /// Whether it came on `{ns}.decide.…`: its frontend sends the body itself.
+    pub decide: bool,
 }
 
 impl Subjects {
@@ -33,6 +35,16 @@ impl Subjects {
     /// What routers subscribe to for requests, all in queue group [`QUEUE`].
     pub fn intake(&self) -> [String; 3] {
         [format!("{}.request.>", self.ns), format!("{}.request", self.ns), format!("{}.trusted.>", self.ns)]
+    }
+
+    /// `{ns}.decide.>`, which routers in decide mode subscribe to besides.
+    pub fn decides(&self) -> String {
+        format!("{}.decide.>", self.ns)
+    }
+
+    /// `{ns}.decide.{model}`, where frontends ask that send the body themselves.
+    pub fn decide(&self, model: &Model) -> String {
+        format!("{}.decide.{}", self.ns, encode_model(model.as_str()))
     }
 
     /// `{ns}.trusted.{model}`, where gateways publish.
@@ -59,15 +71,16 @@ impl Subjects {
     pub fn parse_request<'s>(&self, subject: &'s str) -> Option<RequestSubject<'s>> {
         let rest = subject.strip_prefix(self.ns.as_str())?.strip_prefix('.')?;
         if rest == "request" {
-            return Some(RequestSubject { model: None, trusted: false });
+            return Some(RequestSubject { model: None, trusted: false, decide: false });
         }
         let (kind, model) = rest.split_once('.')?;
-        let trusted = match kind {
-            "request" => false,
-            "trusted" => true,
+        let (trusted, decide) = match kind {
+            "request" => (false, false),
+            "trusted" => (true, false),
+            "decide" => (true, true),
             _ => return None,
         };
-        Some(RequestSubject { model: Some(model), trusted })
+        Some(RequestSubject { model: Some(model), trusted, decide })
     }
 
     /// `{ns}.worker.{worker}.rank.{r}`.
@@ -325,9 +338,12 @@ mod tests {
     fn request_subjects() {
         let s = subjects();
         let parse = |subject| s.parse_request(subject);
-        assert_eq!(parse("rankpin.request"), Some(RequestSubject { model: None, trusted: false }));
-        assert_eq!(parse("rankpin.request.a.b"), Some(RequestSubject { model: Some("a.b"), trusted: false }));
-        assert_eq!(parse("rankpin.trusted.m"), Some(RequestSubject { model: Some("m"), trusted: true }));
+        assert_eq!(parse("rankpin.request"), Some(RequestSubject { model: None, trusted: false, decide: false }));
+        let of = |model, trusted, decide| Some(RequestSubject { model: Some(model), trusted, decide });
+        assert_eq!(parse("rankpin.request.a.b"), of("a.b", false, false));
+        assert_eq!(parse("rankpin.trusted.m"), of("m", true, false));
+        assert_eq!(parse("rankpin.decide.m"), of("m", true, true));
+        assert_eq!(parse("rankpin.decide"), None);
         assert_eq!(parse("rankpin.trusted"), None);
         assert_eq!(parse("other.request.m"), None);
         assert_eq!(parse("rankpin.load.m"), None);

@@ -83,7 +83,7 @@ async fn admit(router: &Arc<Router>, message: Message, job: &Job<'_>) -> Result<
         let headers = message.headers().unwrap_or(Block::NONE);
         let known = Known::read(headers.iter());
         let token = router.subjects.parse_job(message.subject());
-        let subject = token.map(|token| RequestSubject { model: Some(token), trusted: false });
+        let subject = token.map(|token| RequestSubject { model: Some(token), trusted: false, decide: false });
         let answers = Answers::default();
         let checked = check(&router, &message, headers, &known, subject, &answers)?;
         let taken = take(&router, message, id, (checked, answers), Some(part), Instant::now());

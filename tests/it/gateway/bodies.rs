@@ -172,3 +172,37 @@ async fn keys_count_only_where_gateways_publish() {
     assert_eq!(publish("rankpin.trusted.m", &[("Rankpin-Prefix-Keys", "nonsense")]).await, "invalid_request");
     assert_eq!(publish("rankpin.request", &[]).await, "invalid_request");
 }
+
+#[tokio::test]
+async fn bodies_from_a_size_on_go_straight_to_their_ranks_and_find_the_same_sessions() {
+    let cluster = Cluster::with(1, &[("decide_mode", "true")]).await;
+    let _worker = witness(&cluster, 4).await;
+    let gateway = Gateway::start(&cluster, &[("decide_from", "64KB")]).await;
+    let router = &cluster.routers[0];
+    let mut ranks = Vec::new();
+    // It grows beyond the size in its third turn, and beyond a message in its fifth.
+    for (size, turns, permits) in
+        [(20 * KB, 0, 0.0), (60 * KB, 1, 0.0), (64 * KB, 2, 1.0), (512 * KB, 3, 2.0), (2 * MB, 4, 2.0)]
+    {
+        let whole = conversation(20 * KB, turns);
+        // What fills it up stands at the end: what is in front of that stays as it was.
+        let filler = "x".repeat(size.saturating_sub(whole.len()));
+        let mut body: serde_json::Value = serde_json::from_slice(&whole).expect("JSON");
+        let last = body["messages"].as_array_mut().expect("a list").last_mut().expect("one");
+        if turns > 0 {
+            last["content"] = format!("question {}{filler}", turns - 1).into();
+        }
+        let headers = [("Content-Type", "application/json")];
+        let body = body.to_string();
+        let answer = http::send(gateway.address, "POST", CHAT, &headers, body.as_bytes()).await;
+        assert_eq!(answer.status, 200, "{}", answer.text());
+        let told = answer.json();
+        assert_eq!(told["size"].as_u64(), Some(body.len() as u64));
+        assert_eq!(told["hash"], xxh3_64(body.as_bytes()).to_string());
+        assert_eq!(router.metric("permits").await, permits, "{turns}");
+        ranks.push(answer.header("x-rankpin-dp-rank").expect("shown").to_owned());
+        router.reaches("requests_in_flight", 0.0).await;
+        cluster.mirrors_pins().await;
+    }
+    assert!(ranks.iter().all(|rank| *rank == ranks[0]), "one conversation, one rank: {ranks:?}");
+}

@@ -134,6 +134,7 @@ async fn a_frontend_can_only_ask_and_hear_its_own_answers() {
             "rankpin.worker.gpu-0.drain",
             "rankpin.router.kv",
             "rankpin.trusted.m",
+            "rankpin.decide.m",
             "rankpin.job.m",
             "rankpin.dead.m",
             "$SRV.STATS",
@@ -181,6 +182,7 @@ async fn a_gateway_can_only_ask_and_hear_its_own_answers() {
             &[
                 "$KV.rankpin_workers.evil",
                 "$KV.rankpin_pins.x",
+                "rankpin.decide.m",
                 "rankpin.worker.gpu-0.rank.0",
                 "rankpin.worker.gpu-0.drain",
                 "$JS.API.STREAM.INFO.KV_rankpin_pins",
@@ -209,6 +211,46 @@ async fn a_gateway_can_only_ask_and_hear_its_own_answers() {
                 "rankpin.request.> router",
                 "$O.rankpin_bodies.>",
                 "rankpin.result.>",
+            ],
+        )
+        .await;
+}
+
+#[tokio::test]
+async fn a_deciding_gateway_can_send_to_ranks_and_do_no_more_than_any_gateway_besides() {
+    let server = server().await;
+    let direct = Plain::connect(&server, "direct").await;
+    direct
+        .allowed(
+            &[
+                "rankpin.decide.m",
+                "rankpin.trusted.m",
+                "rankpin.worker.gpu-0.rank.0",
+                "rankpin.worker.gpu-0.any",
+                "_INBOX_rankpin_router.x",
+            ],
+            &["_INBOX.direct.>"],
+        )
+        .await;
+    direct.denied(&NOBODY, &[]).await;
+    direct
+        .denied(
+            &[
+                "$KV.rankpin_workers.evil",
+                "$KV.rankpin_pins.x",
+                "rankpin.worker.gpu-0.cancel",
+                "rankpin.worker.gpu-0.drain",
+                "rankpin.load.gpu-0",
+                "rankpin.router.kv",
+                "_INBOX.web.x",
+            ],
+            &[
+                "_INBOX.>",
+                "_INBOX_rankpin_router.>",
+                "rankpin.worker.>",
+                "rankpin.decide.>",
+                "rankpin.decide.> router",
+                "rankpin.request.> router",
             ],
         )
         .await;

@@ -17,8 +17,9 @@ use crate::support::server::Options;
 use crate::support::{NatsServer, PATIENCE, eventually, http};
 
 /// The users of the deployment under `deploy/nats`, and more.
-const USERS: [&str; 8] = ["router", "worker-gpu-0", "worker-gpu-1", "web", "chat", "gateway", "nightly", "operator"];
-const ARGS: [&str; 16] = [
+const USERS: [&str; 9] =
+    ["router", "worker-gpu-0", "worker-gpu-1", "web", "chat", "gateway", "direct", "nightly", "operator"];
+const ARGS: [&str; 18] = [
     "nats-permissions",
     "--frontend",
     "web",
@@ -26,6 +27,8 @@ const ARGS: [&str; 16] = [
     "chat",
     "--gateway",
     "gateway",
+    "--deciding-gateway",
+    "direct",
     "--batch",
     "nightly",
     "--worker",
@@ -241,4 +244,32 @@ fn the_example_in_deploy_is_what_the_command_writes() {
         "deploy/nats/rankpin.conf differs: make it with `rankpin {} --out deploy/nats`",
         args.join(" ")
     );
+}
+
+#[tokio::test]
+async fn decide_mode_runs_under_them() {
+    let server = server().await;
+    run_as(&server, "operator", &["provision"]).await;
+    let router = start_as(&server, "router", &["router", "--provision", "never", "--listen", "off", "--decide-mode"]);
+    eventually("the router is ready", PATIENCE, async || router.log().contains("router is ready").then_some(())).await;
+    let _worker = start_as(&server, "worker-gpu-0", &["sim", "--worker", "gpu-0", "--model", "m", "--engine", "echo"]);
+    eventually("the worker is there", PATIENCE, async || {
+        let seen: Value =
+            serde_json::from_str(&run_as(&server, "operator", &["workers", "--json"]).await).expect("JSON");
+        (seen["workers"].as_array().expect("a list").len() == 1).then_some(())
+    })
+    .await;
+    let mut options = ClientOptions::new(&server.url());
+    options.link = access(&server, "direct").link("test").expect("it makes sense");
+    options.decide_from = Some(1);
+    let frontend = Frontend::connect(options).await.expect("it may");
+    let body = r#"{"model":"m","messages":[{"role":"user","content":"hello"}]}"#;
+    let request = Request::new(Model::new("m").expect("valid"), body);
+    let mut replies = frontend.send(request).await.expect("it may");
+    let answer = futures_util::StreamExt::next(&mut replies).await.expect("an answer").expect("no error");
+    assert_eq!(answer.payload, body);
+    let top = run_as(&server, "operator", &["top", "--json", "--count", "1"]).await;
+    let states: Value = serde_json::from_str(&top).expect("JSON");
+    assert_eq!(states[0]["requests"]["ended"]["ok"], 1);
+    assert!(!router.log().to_lowercase().contains("permissions violation"), "{}", router.log());
 }

@@ -6,6 +6,7 @@ mod cancel;
 mod carriage;
 mod chains;
 mod claims;
+mod decide;
 mod derived;
 mod errors;
 mod failover;

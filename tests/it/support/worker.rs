@@ -426,7 +426,9 @@ impl Drop for Worker {
 
 async fn hear(heard: Arc<Heard>, client: Client, mut subscriber: Subscriber) {
     while let Some(message) = subscriber.next().await {
-        if !message.subject.ends_with(".cancel") {
+        if !message.subject.ends_with(".cancel") && find(&message, "Rankpin-Accept-By") == Some("1") {
+            // A probe of the rank, dropped as everything that comes too late (protocol section 6.4).
+        } else if !message.subject.ends_with(".cancel") {
             let dispatch = Dispatch { client: client.clone(), message };
             heard.dispatches.lock().expect("no test panics while it holds this").push(dispatch.clone());
             let behaviour = heard.behaviour.lock().expect("no test panics while it holds this").clone();

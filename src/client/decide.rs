@@ -1,0 +1,238 @@
+//! Bodies that this frontend sends to their ranks itself (protocol section 6.4): a router is asked with the headers alone,
+//! and says where the body goes. Where it can't, the request goes the usual way.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use bytes::Bytes;
+use tokio::sync::mpsc;
+use tracing::debug;
+
+use super::{HEADROOM, Request};
+use crate::core::session::named;
+use crate::nats::{Headers, Inbound, Link, NO_RESPONDERS, Subject};
+use crate::wire::body::{self, Wanted};
+use crate::wire::header::{self, Known};
+use crate::wire::subject::Subjects;
+use crate::wire::{Encoding, claim, event, identity};
+
+/// How long nobody is asked after nobody was there to decide.
+const ASK_AGAIN_AFTER: Duration = Duration::from_secs(5);
+/// Clock skew between router and frontend that is allowed for, as at a worker.
+const SKEW: Duration = Duration::from_secs(2);
+/// Code word of a router's answer that the request has to go the usual way.
+const UNDECIDED: &str = "undecided";
+
+/// Which bodies are sent so, and whether anybody decides.
+#[derive(Debug)]
+pub(super) struct Decider {
+    /// The least size in bytes.
+    from: usize,
+    quiet_until: Mutex<Option<Instant>>,
+}
+
+/// A body that waits for its place, or for word that it arrived there.
+#[derive(Debug)]
+pub(super) struct Held {
+    /// Where its request goes the usual way.
+    subject: String,
+    /// All that the request says.
+    headers: Headers,
+    body: Bytes,
+    /// The attempt for which it was last sent; 0 for none.
+    sent: AtomicU32,
+}
+
+/// What is to be published for a body that is held.
+#[derive(Debug)]
+pub(super) enum Order {
+    /// The body, where this placement says.
+    Place(Arc<Held>, Inbound),
+    /// The answer to the question whether that was done.
+    Answer(Arc<Held>, Inbound),
+    /// The request with its body, as any other; with its reply subject.
+    Usual(Arc<Held>, Subject, WhyUsual),
+}
+
+/// Why a request goes the usual way after all.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum WhyUsual {
+    /// Nobody listens for such questions.
+    NobodyDecides,
+    /// The router can't say where this one goes.
+    Undecided,
+}
+
+impl Decider {
+    /// For bodies from this size on, in bytes.
+    pub fn new(from: usize) -> Self {
+        Self { from, quiet_until: Mutex::default() }
+    }
+
+    /// The headers by which a router is asked where the request's body goes; `None` where it goes the usual way.
+    pub fn question(&self, request: &Request, max_payload: usize) -> Option<Headers> {
+        let size = request.body.len();
+        let fits = size + request.headers.wire_len() + HEADROOM <= max_payload;
+        let model = request.model.as_ref().filter(|_| size >= self.from && fits && !self.is_quiet())?;
+        let mut headers = request.headers.clone();
+        headers.set(header::BODY_SIZE, &size.to_string());
+        let known = Known::read(request.headers.iter());
+        if identity::is_turn(known.get("rankpin-path")) && named::resolve(|name| known.get(name)).is_none() {
+            let encoding = Encoding::of(known.get("content-type"));
+            // What is wrong with a body the router says, to whom it is sent the usual way.
+            let reading = body::read(&request.body, encoding, Wanted { elements: true, ..Wanted::default() }).ok()?;
+            if reading.previous_response_id.is_some() {
+                return None;
+            }
+            if let Some(prefixes) = reading.prefixes(model) {
+                headers.set(header::PREFIX_KEYS, &claim::write_keys(&prefixes));
+            }
+        }
+        Some(headers)
+    }
+
+    fn is_quiet(&self) -> bool {
+        let quiet_until = self.quiet_until.lock().unwrap_or_else(PoisonError::into_inner);
+        quiet_until.is_some_and(|until| Instant::now() < until)
+    }
+
+    fn nobody_decides(&self) {
+        let mut quiet_until = self.quiet_until.lock().unwrap_or_else(PoisonError::into_inner);
+        *quiet_until = Some(Instant::now() + ASK_AGAIN_AFTER);
+    }
+}
+
+impl Held {
+    /// The body of a request that may go this way.
+    pub fn new(request: &Request, subjects: &Subjects) -> Self {
+        Self {
+            subject: request.subject(subjects),
+            headers: request.headers.clone(),
+            body: request.body.clone(),
+            sent: AtomicU32::new(0),
+        }
+    }
+
+    /// The headers of the body at its placement.
+    fn headers_at(&self, placement: &Headers) -> Headers {
+        let mut headers = Headers::new();
+        let own = self.headers.iter().filter(|(name, _)| header::goes_to_worker(name));
+        let told = |name: &str| ![header::EVENT, header::SEND_TO].iter().any(|not| name.eq_ignore_ascii_case(not));
+        for (name, value) in own.chain(placement.iter().filter(|(name, _)| told(name))) {
+            headers.add(name, value);
+        }
+        headers
+    }
+}
+
+/// What a message means for a body that is held; the message itself where it is none about that.
+pub(super) fn sort(held: &Arc<Held>, message: Inbound) -> Result<Order, Inbound> {
+    if message.status == Some(NO_RESPONDERS) {
+        return Ok(Order::Usual(held.clone(), message.subject, WhyUsual::NobodyDecides));
+    }
+    match message.headers.find_all([header::EVENT, header::SERVICE_ERROR]) {
+        [Some(event::PLACED), _] => Ok(Order::Place(held.clone(), message)),
+        [Some(event::UNACCEPTED), _] => Ok(Order::Answer(held.clone(), message)),
+        [_, Some(UNDECIDED)] => Ok(Order::Usual(held.clone(), message.subject, WhyUsual::Undecided)),
+        _ => Err(message),
+    }
+}
+
+/// Publishes what has been ordered, until nobody orders any more.
+pub(super) async fn publish(link: Link, decider: Arc<Decider>, mut orders: mpsc::Receiver<Order>) {
+    while let Some(order) = orders.recv().await {
+        let published = match order {
+            Order::Place(held, placement) => place(&link, &held, placement).await,
+            Order::Answer(held, question) => answer(&link, &held, question).await,
+            Order::Usual(held, reply, why) => {
+                if why == WhyUsual::NobodyDecides {
+                    decider.nobody_decides();
+                }
+                link.publish(held.subject.clone(), Some(reply), held.headers.clone(), held.body.clone()).await
+            }
+        };
+        if let Err(error) = published {
+            debug!(%error, "a body could not be published");
+        }
+    }
+}
+
+async fn place(link: &Link, held: &Held, placement: Inbound) -> Result<(), crate::nats::PublishError> {
+    let [to, attempt, accept_by] = placement.headers.find_all([header::SEND_TO, header::ATTEMPT, header::ACCEPT_BY]);
+    let attempt = attempt.and_then(|attempt| attempt.parse().ok()).unwrap_or(0);
+    let late = accept_by.and_then(|ms| ms.parse().ok()).is_some_and(is_past);
+    let Some(to) = to.filter(|_| !late && attempt > held.sent.load(Ordering::Relaxed)) else {
+        debug!(attempt, late, "a placement is not used");
+        return Ok(());
+    };
+    let (to, headers) = (to.to_owned(), held.headers_at(&placement.headers));
+    link.publish(to, placement.reply, headers, held.body.clone()).await?;
+    held.sent.store(attempt, Ordering::Relaxed);
+    Ok(())
+}
+
+fn is_past(accept_by_ms: u64) -> bool {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    now > Duration::from_millis(accept_by_ms).saturating_add(SKEW)
+}
+
+async fn answer(link: &Link, held: &Held, question: Inbound) -> Result<(), crate::nats::PublishError> {
+    let attempt: Option<u32> = question.headers.find(header::ATTEMPT).and_then(|attempt| attempt.parse().ok());
+    let (Some(reply), true) = (question.reply, attempt == Some(held.sent.load(Ordering::Relaxed))) else {
+        return Ok(());
+    };
+    let mut headers = Headers::new();
+    headers.set(header::EVENT, event::SENT);
+    link.publish(reply, None, headers, Bytes::new()).await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::core::id::{Model, Namespace, SessionId};
+
+    const MAX: usize = 1 << 20;
+
+    fn request(body: &str) -> Request {
+        Request::new(Model::new("m").expect("valid"), body.to_owned())
+    }
+
+    #[test]
+    fn a_router_is_asked_with_what_it_needs_and_only_where_it_can_say() {
+        let body = r#"{"messages":[{"role":"user","content":"q"}]}"#;
+        let decider = Decider::new(body.len());
+        let of = |request: &Request| decider.question(request, MAX);
+        let derived = of(&request(body)).expect("large enough");
+        let size = body.len().to_string();
+        assert_eq!(derived.find("Rankpin-Body-Size"), Some(size.as_str()));
+        assert!(derived.find("Rankpin-Prefix-Keys").expect("keys").ends_with(';'));
+        let named = of(&request(body).session(&SessionId::named("s").expect("valid"))).expect("large enough");
+        assert_eq!((named.find("Rankpin-Prefix-Keys"), named.find("Rankpin-Session-Id")), (None, Some("s")));
+        let no_turn = of(&request(body).header("Rankpin-Path", "/v1/embeddings")).expect("large enough");
+        assert_eq!(no_turn.find("Rankpin-Prefix-Keys"), None);
+        assert!(of(&request("{}")).is_none(), "too small");
+        assert!(of(&request(&format!("{body}{{"))).is_none(), "no body at all");
+        assert!(of(&request(&body.replace("messages", r#"previous_response_id":"r","input"#))).is_none());
+        assert!(of(&Request::without_model(body)).is_none());
+        assert!(decider.question(&request(body), body.len() + HEADROOM).is_none(), "no room for headers");
+        decider.nobody_decides();
+        assert!(of(&request(body)).is_none(), "nobody was there a moment ago");
+    }
+
+    #[test]
+    fn a_body_carries_what_the_router_would_have_written_and_its_own_headers() {
+        let request =
+            request("{}").header("traceparent", "t").header("Rankpin-Attempt", "9").header("Nats-Msg-Id", "n");
+        let held = Held::new(&request, &Subjects::new(Namespace::new("ns").expect("valid")));
+        let mut placement = Headers::new();
+        for (name, value) in [("Rankpin-Event", "placed"), ("Rankpin-Send-To", "x"), ("Rankpin-Attempt", "1")] {
+            placement.add(name, value);
+        }
+        let headers = held.headers_at(&placement);
+        let mut all: Vec<_> = headers.iter().collect();
+        all.sort_unstable();
+        assert_eq!(all, [("Rankpin-Attempt", "1"), ("traceparent", "t")]);
+        assert_eq!(held.subject, "ns.request.m");
+    }
+}
