@@ -105,7 +105,7 @@ fn mirror(keys: &[PinKey]) {
     }
     println!("  a look-up takes {:.0} ns", looked.elapsed().as_nanos() as f64 / LOOK_UPS as f64);
     let (over, mut longest, whole) = (begun + TTL, Duration::ZERO, Instant::now());
-    while mirror.len() > 0 {
+    while !mirror.is_empty() {
         let step = Instant::now();
         mirror.expire(over, EXPIRE_AT_ONCE);
         longest = longest.max(step.elapsed());

@@ -127,7 +127,7 @@ impl Held {
 }
 
 /// What a message means for a body that is held; the message itself where it is none about that.
-pub(super) fn sort(held: &Arc<Held>, message: Inbound) -> Result<Order, Inbound> {
+pub(super) fn sort(held: &Arc<Held>, message: Inbound) -> Result<Order, Box<Inbound>> {
     if message.status == Some(NO_RESPONDERS) {
         return Ok(Order::Usual(held.clone(), message.subject, WhyUsual::NobodyDecides));
     }
@@ -135,7 +135,7 @@ pub(super) fn sort(held: &Arc<Held>, message: Inbound) -> Result<Order, Inbound>
         [Some(event::PLACED), _] => Ok(Order::Place(held.clone(), message)),
         [Some(event::UNACCEPTED), _] => Ok(Order::Answer(held.clone(), message)),
         [_, Some(UNDECIDED)] => Ok(Order::Usual(held.clone(), message.subject, WhyUsual::Undecided)),
-        _ => Err(message),
+        _ => Err(Box::new(message)),
     }
 }
 

@@ -123,7 +123,7 @@ impl Inbox {
             Ok(order) => order,
             Err(message) => {
                 slot.held = None;
-                return Some(message);
+                return Some(*message);
             }
         };
         if let Order::Usual(..) = order {

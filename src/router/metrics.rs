@@ -200,8 +200,8 @@ impl Metrics {
         let aliases = family(&mut registry, "aliases_resolved", "Requests for an alias, by the model that they got");
         let queue = QueueMetrics::register(&mut registry);
         let gauges = Gauges::register(&mut registry);
-        let jobs = JobMetrics::register(&mut registry);
         let metrics = Self {
+            jobs: JobMetrics::register(&mut registry),
             permits: PermitMetrics::register(&mut registry),
             registry,
             admitted,
@@ -213,7 +213,6 @@ impl Metrics {
             faults,
             rebuilt,
             cache_events,
-            jobs,
             gauges,
             requests,
             accept,

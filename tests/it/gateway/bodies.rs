@@ -182,16 +182,19 @@ async fn bodies_from_a_size_on_go_straight_to_their_ranks_and_find_the_same_sess
     let mut ranks = Vec::new();
     // It grows beyond the size in its third turn, and beyond a message in its fifth.
     for (size, turns, permits) in
-        [(20 * KB, 0, 0.0), (60 * KB, 1, 0.0), (64 * KB, 2, 1.0), (512 * KB, 3, 2.0), (2 * MB, 4, 2.0)]
+        [(0, 0, 0.0), (60 * KB, 1, 0.0), (64 * KB, 2, 1.0), (512 * KB, 3, 2.0), (2 * MB, 4, 2.0)]
     {
-        let whole = conversation(20 * KB, turns);
-        // What fills it up stands at the end: what is in front of that stays as it was.
-        let filler = "x".repeat(size.saturating_sub(whole.len()));
-        let mut body: serde_json::Value = serde_json::from_slice(&whole).expect("JSON");
-        let last = body["messages"].as_array_mut().expect("a list").last_mut().expect("one");
-        if turns > 0 {
-            last["content"] = format!("question {}{filler}", turns - 1).into();
+        let mut messages = vec![json!({"role": "user", "content": "begin"})];
+        for turn in 0..turns {
+            messages.push(json!({"role": "assistant", "content": format!("answer {turn}")}));
+            messages.push(json!({"role": "user", "content": format!("question {turn}")}));
         }
+        // What fills it up stands at the end, as with clients that decorate their last message.
+        let last = messages.last_mut().expect("one");
+        if turns > 0 {
+            last["content"] = format!("question {}{}", turns - 1, "x".repeat(size)).into();
+        }
+        let body = json!({"model": "m", "messages": messages});
         let headers = [("Content-Type", "application/json")];
         let body = body.to_string();
         let answer = http::send(gateway.address, "POST", CHAT, &headers, body.as_bytes()).await;
