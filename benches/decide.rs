@@ -18,6 +18,10 @@ use rankpin::core::pins::{Mirror, Pin as Stored};
 use rankpin::core::session::Session;
 use rankpin::core::worker::{WorkerKind, WorkerSpec, WorkerState};
 
+/// As in the router.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 const WORKERS: u32 = 1000;
 const RANKS: u32 = 8;
 const PINS: u32 = 100_000;

@@ -25,11 +25,13 @@ pub enum RankThere {
 
 impl<'f> Candidate<'f> {
     /// Of a worker with so many requests in flight.
+    #[inline]
     pub fn new(listed: Listed<'f>, rank: RankThere, load: u64) -> Self {
         Self { listed, rank, load }
     }
 
     /// The worker at a glance.
+    #[inline]
     pub fn glance(&self) -> &'f Glance {
         self.listed.glance()
     }
@@ -45,11 +47,13 @@ impl<'f> Candidate<'f> {
     }
 
     /// The worker's weight.
+    #[inline]
     pub fn weight(&self) -> f64 {
         self.glance().weight
     }
 
     /// When the worker's turn is, in turns of the whole fleet.
+    #[inline]
     pub fn turn(&self) -> f64 {
         self.listed.turn()
     }
@@ -85,6 +89,7 @@ impl<'f> Candidates<'f> {
     }
 
     /// All of them; never empty.
+    #[inline]
     pub fn as_slice(&self) -> &[Candidate<'f>] {
         &self.all
     }
@@ -96,6 +101,7 @@ impl<'f> Candidates<'f> {
 
     /// How loaded one of them is: what it has in flight, over its weight and what it can hold. That is its number of
     /// ranks, times `max_inflight` where every candidate declares one: else the limits can't be compared.
+    #[inline]
     pub fn relative_load(&self, candidate: &Candidate<'f>) -> f64 {
         let glance = candidate.glance();
         let limit = glance.max_inflight.filter(|_| self.limited).unwrap_or(1);

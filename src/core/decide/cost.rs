@@ -82,6 +82,7 @@ impl Costs {
     }
 
     /// Of a rank, in tokens; and whether its recent work passes the limit. `share`: one over its worker's weight.
+    #[inline]
     pub(super) fn of(&self, rank: &RankWork, share: f64) -> (f64, bool) {
         let held = rank.number.map_or(0, |number| self.held.at(number));
         let work = self.given * rank.prompt + self.missed * rank.missed;

@@ -48,6 +48,7 @@ impl<'a> View<'a> {
     }
 
     /// How a worker looks to the request.
+    #[inline]
     pub(super) fn look(&self, listed: Listed<'_>) -> Look {
         if self.takes_anything && listed.glance().is_open_everywhere(self.now) {
             return Look::Easy;

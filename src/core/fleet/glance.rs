@@ -69,27 +69,32 @@ impl Glance {
     }
 
     /// The worker's place in the fleet.
+    #[inline]
     pub fn slot(&self) -> WorkerSlot {
         self.slot
     }
 
     /// Whether it takes requests, and none of its ranks is lost or full. A closer look may find that it does where this
     /// says no.
+    #[inline]
     pub fn is_open_everywhere(&self, now: Instant) -> bool {
         let load = || if self.is_reported(now) { self.own.max(self.reported) } else { self.own };
         self.ready && self.easy && self.max_inflight.is_none_or(|most| load() < most)
     }
 
     /// See [`Worker::load_now`].
+    #[inline]
     pub fn load_now(&self, now: Instant) -> u64 {
         u64::from(self.own) + if self.is_reported(now) { u64::from(self.others) } else { 0 }
     }
 
     /// What it was given lately, for each share of the fleet's work that it should have.
+    #[inline]
     pub fn work_per_share(&self) -> f64 {
         self.work.prompt / self.shares
     }
 
+    #[inline]
     fn is_reported(&self, now: Instant) -> bool {
         self.reported_until.is_some_and(|until| now <= until)
     }
@@ -104,16 +109,19 @@ pub struct Listed<'f> {
 
 impl<'f> Listed<'f> {
     /// At a glance.
+    #[inline]
     pub fn glance(&self) -> &'f Glance {
         self.glance
     }
 
     /// Itself.
+    #[inline]
     pub fn worker(&self) -> &'f Worker {
         self.fleet.at(self.glance.slot.index).expect("models list workers that are there")
     }
 
     /// When its turn is, in turns of the whole fleet: never behind the last one, since who was away has nothing to catch up.
+    #[inline]
     pub fn turn(&self) -> f64 {
         self.glance.turn.max(self.fleet.turn)
     }

@@ -89,6 +89,7 @@ pub struct RankWork {
 
 impl RankWork {
     /// Tokens that it has still to prefill, as far as is known.
+    #[inline]
     pub fn to_prefill(&self) -> f64 {
         f64::from(self.pending + self.reported)
     }
@@ -467,6 +468,7 @@ impl Worker {
     }
 
     /// The work of the rank at a place.
+    #[inline]
     pub fn rank_work(&self, place: usize) -> &RankWork {
         self.work.ranks.get(place).unwrap_or(&self.work.rest)
     }

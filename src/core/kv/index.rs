@@ -28,6 +28,7 @@ impl RankNumber {
         Self(NonZeroU32::MIN.saturating_add(number))
     }
 
+    #[inline]
     pub(super) fn number(self) -> u32 {
         self.0.get() - 1
     }
@@ -50,6 +51,7 @@ pub struct Held(Vec<u32>);
 
 impl Held {
     /// Of this rank.
+    #[inline]
     pub fn at(&self, rank: RankNumber) -> u32 {
         self.0.get(rank.number() as usize).copied().unwrap_or(0)
     }
