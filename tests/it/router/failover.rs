@@ -214,8 +214,9 @@ async fn what_a_worker_says_is_never_told_as_an_error_that_is_none() {
 #[tokio::test]
 async fn a_session_that_leaves_its_pin_because_its_worker_is_silent_is_logged() {
     let cluster = Cluster::with(0, &[]).await;
-    let a = cluster.worker("a").ranks(0, 2).start().await;
+    // It makes the buckets.
     let router = RouterProcess::start("router", &cluster.server, &["--accept-timeout", "300ms"]).await;
+    let a = cluster.worker("a").ranks(0, 2).start().await;
     let known = async || (router.metric("workers").await == 1.0).then_some(());
     eventually("the router knows the worker", PATIENCE, known).await;
     let at = cluster.at("s").await;
