@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::Duration;
 
 use rankpin::local::http;
@@ -82,8 +83,9 @@ impl Stack {
     /// part of the containers' names.
     pub async fn up(test: &str, kind: Kind, services: &[&str]) -> Self {
         let ports = ["NATS_PORT", "NATS_2_PORT", "NATS_3_PORT", "GATEWAY_PORT", "PROMETHEUS_PORT", "GRAFANA_PORT"];
-        let free = || http::free_port().expect("a port is free").port().to_string();
-        let mut ports: Vec<_> = ports.into_iter().map(|name| (name, free())).collect();
+        let mut free = free_ports();
+        let mut next = || free.next().expect("a port is free").to_string();
+        let mut ports: Vec<_> = ports.into_iter().map(|name| (name, next())).collect();
         // Any free one for each router.
         ports.push(("ROUTER_PORTS", String::new()));
         let stack = Self { project: format!("rankpin-{test}-{}", std::process::id()), kind, ports };
@@ -244,4 +246,16 @@ impl Drop for Stack {
 /// A script of the project.
 pub fn script(name: &str) -> PathBuf {
     root().join("scripts").join(name)
+}
+
+/// Ports that are free, below those that the system and the engine give out by themselves: one of these may be taken for
+/// another container before the one that it was meant for starts. Stacks begin at different places.
+fn free_ports() -> impl Iterator<Item = u16> {
+    const FROM: u16 = 20_000;
+    const COUNT: u16 = 10_000;
+    static NEXT: AtomicU16 = AtomicU16::new(0);
+    let start = u16::try_from(std::process::id() % u32::from(COUNT)).expect("below it");
+    std::iter::repeat_with(move || FROM + (start + NEXT.fetch_add(1, Ordering::Relaxed)) % COUNT)
+        .take(usize::from(COUNT))
+        .filter(|port| std::net::TcpListener::bind(("127.0.0.1", *port)).is_ok())
 }
