@@ -60,9 +60,10 @@ pub async fn forward(gateway: Arc<Gateway>, api: Api, request: HttpRequest<Body>
         Err(problem) => {
             measured.ends(Outcome::of(problem.status));
             measured.span.note_number("http.response.status_code", problem.status.as_u16().into());
-            match problem.status.is_server_error() {
-                true => measured.span.fail(&problem.code),
-                false => measured.span.note("error.type", &problem.code),
+            if problem.status.is_server_error() {
+                measured.span.fail(&problem.code);
+            } else {
+                measured.span.note("error.type", &problem.code);
             }
             problem.response(api.family())
         }

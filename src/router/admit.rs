@@ -153,15 +153,14 @@ pub(super) fn check(
     let sessions = if identity::is_turn(known.get("rankpin-path")) { router.sessions() } else { Sessions::Off };
     let (payload, prompts) = (message.payload(), router.prompts());
     let is_elsewhere = subject.decide || known.get("rankpin-body").is_some();
-    let identity = match is_elsewhere {
-        true => {
-            let model = named.ok_or_else(|| RouteError::InvalidRequest(MODEL_ELSEWHERE.into()))?;
-            // They are the gateway's word for what the body says.
-            let keys = known.get("rankpin-prefix-keys").filter(|_| subject.trusted);
-            let keys = keys.map(claim::read_keys).transpose()?;
-            identity::of_claim(&head, headers.iter(), model, sessions, keys)?
-        }
-        false => identity::find_and_read(&head, headers.iter(), payload, named, sessions, prompts)?,
+    let identity = if is_elsewhere {
+        let model = named.ok_or_else(|| RouteError::InvalidRequest(MODEL_ELSEWHERE.into()))?;
+        // They are the gateway's word for what the body says.
+        let keys = known.get("rankpin-prefix-keys").filter(|_| subject.trusted);
+        let keys = keys.map(claim::read_keys).transpose()?;
+        identity::of_claim(&head, headers.iter(), model, sessions, keys)?
+    } else {
+        identity::find_and_read(&head, headers.iter(), payload, named, sessions, prompts)?
     };
     let elsewhere = known.get("rankpin-body-size").and_then(|size| size.parse().ok());
     let body_size = elsewhere.filter(|_| is_elsewhere).unwrap_or(payload.len());

@@ -139,8 +139,7 @@ impl Request {
         if size > max {
             return Err(RouteError::PayloadTooLarge { size, max });
         }
-        let sent = self.router.dispatch.publish_assured(reply, &headers, payload);
-        self.router.note_unsent(reply, sent);
+        self.router.send_assured(reply, &headers, payload);
         Ok(())
     }
 }
@@ -174,6 +173,11 @@ impl Router {
     /// Sends a message. One that can't be sent is dropped: whoever waits for its effect has a timeout.
     pub(super) fn send(&self, subject: &str, reply: Option<&str>, headers: &Lines, payload: Payload<'_>) {
         self.note_unsent(subject, self.dispatch.publish(subject, reply, headers, payload));
+    }
+
+    /// The same for the end of a request, which nobody would miss in time (see [`crate::nats::Lane::publish_assured`]).
+    fn send_assured(&self, subject: &str, headers: &Lines, payload: Payload<'_>) {
+        self.note_unsent(subject, self.dispatch.publish_assured(subject, headers, payload));
     }
 
     fn note_unsent(&self, subject: &str, sent: Result<(), Unsent>) {
@@ -212,8 +216,7 @@ impl Router {
         headers.push(header::REQUEST_ID, id.as_str());
         headers.push(header::FINAL, "true");
         let body = error_head(&mut headers, error);
-        let sent = self.dispatch.publish_assured(reply, &headers, body.as_slice().into());
-        self.note_unsent(reply, sent);
+        self.send_assured(reply, &headers, body.as_slice().into());
     }
 
     /// Whether the dispatching connection came to stand again within the last while.

@@ -83,9 +83,8 @@ impl Stack {
     /// part of the containers' names.
     pub async fn up(test: &str, kind: Kind, services: &[&str]) -> Self {
         let ports = ["NATS_PORT", "NATS_2_PORT", "NATS_3_PORT", "GATEWAY_PORT", "PROMETHEUS_PORT", "GRAFANA_PORT"];
-        let mut free = free_ports();
-        let mut next = || free.next().expect("a port is free").to_string();
-        let mut ports: Vec<_> = ports.into_iter().map(|name| (name, next())).collect();
+        let mut ports: Vec<_> =
+            ports.into_iter().zip(free_ports()).map(|(name, port)| (name, port.to_string())).collect();
         // Any free one for each router.
         ports.push(("ROUTER_PORTS", String::new()));
         let stack = Self { project: format!("rankpin-{test}-{}", std::process::id()), kind, ports };
