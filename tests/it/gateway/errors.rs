@@ -24,15 +24,15 @@ async fn a_routers_error_is_told_in_the_words_of_the_api() {
     assert_eq!((answer.status, &answer.json()["error"]["type"]), (404, &"not_found_error".into()));
     assert_eq!(answer.json()["type"], "error");
 
-    let worker = cluster.worker("w").behaves(Behaviour::Reject(429, "overloaded")).start().await;
-    let gateway = Gateway::start(&cluster, &[("request_timeout", "200ms")]).await;
+    let worker = cluster.worker("w").behaves(Behaviour::Reject(404, "unknown_path")).start().await;
+    let gateway = Gateway::start(&cluster, &[("request_timeout", "500ms")]).await;
+    let answer = gateway.post_with(CHAT, &[("session_id", "s")], &chat("hi")).await;
+    assert_eq!((answer.status, &answer.json()["error"]["code"]), (404, &"unknown_path".into()));
+    worker.behave(Behaviour::Reject(429, "overloaded"));
     let answer = gateway.post(CHAT, &chat("hi")).await;
     assert_eq!((answer.status, &answer.json()["error"]["type"]), (429, &"rate_limit_error".into()));
     let retry: u32 = answer.header("retry-after").and_then(|text| text.parse().ok()).expect("seconds");
     assert!((1..=60).contains(&retry));
-    worker.behave(Behaviour::Reject(404, "unknown_path"));
-    let answer = gateway.post_with(CHAT, &[("session_id", "s")], &chat("hi")).await;
-    assert_eq!((answer.status, &answer.json()["error"]["code"]), (404, &"unknown_path".into()));
     let name = "rankpin_gateway_requests_total{api=\"chat\",outcome=\"refused\"}";
     assert_eq!(gateway.metric(name).await, 2.0);
 }
