@@ -94,13 +94,13 @@ fn decisions(criterion: &mut Criterion) {
     let now = Instant::now();
     let mut fleet = fleet(now);
     let mut rng = StdRng::seed_from_u64(1);
-    let mut mirror = Mirror::new(Duration::from_secs(3600));
+    let mut mirror = Mirror::new(Duration::from_secs(3600), now);
     for n in 0..PINS {
         let key = PinKey::new(&Tenant::none(), &model(), &session(n, Origin::Named).id);
         let spec = worker(n % WORKERS);
         let rank = DpRank(spec.ranks.start().0 + u16::try_from(n % RANKS).expect("few"));
         let placement = Placement { worker: spec.id, rank: Some(rank) };
-        let pin = Stored { placement, origin: Origin::Named, root: None, shared: false, pool: None };
+        let pin = Stored::new(placement, Origin::Named);
         mirror.handle_value(key, u64::from(n) + 1, Some(pin), now);
     }
     let rules = |policy| Rules { mode: AffinityMode::Hard, policy, rank_choice: RankChoice::Hash };

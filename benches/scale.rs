@@ -18,7 +18,7 @@ const GROUPS: (u64, u64) = (8, 9);
 /// Look-ups that are timed.
 const LOOK_UPS: u64 = 1_000_000;
 /// Pins that one step of expiry looks at, as a router's tick does.
-const EXPIRE_AT_ONCE: usize = 10_000;
+const EXPIRE_AT_ONCE: usize = 1_000;
 
 fn key(session: u64) -> PinKey {
     PinKey::of("", "m", &format!("session-{session}"))
@@ -83,16 +83,20 @@ fn mirror(keys: &[PinKey]) {
     let before = resident();
     let workers: Vec<WorkerId> =
         (0..WORKERS).map(|n| WorkerId::new(&format!("worker-{n}")).expect("a valid id")).collect();
-    let mut mirror = Mirror::new(TTL);
+    let mut mirror = Mirror::new(TTL, begun);
+    let mut longest = Duration::ZERO;
     for (revision, key) in (1_u64..).zip(keys) {
         let worker = workers[usize::try_from(revision % WORKERS).expect("few")].clone();
         let rank = DpRank(u16::try_from(revision % RANKS).expect("few"));
         let placement = Placement { worker, rank: Some(rank) };
-        let pin = Pin { placement, origin: Origin::Named, root: None, shared: false, pool: None };
+        let pin = Pin::new(placement, Origin::Named);
+        let put = Instant::now();
         mirror.handle_value(*key, revision, Some(pin), begun);
+        longest = longest.max(put.elapsed());
     }
     let pins = keys.len() as u64;
     println!("mirror of one partition: {pins} pins, filled in {:.2} s", begun.elapsed().as_secs_f64());
+    println!("  the longest put takes {} µs", longest.as_micros());
     if let (Some(before), Some(after)) = (before, resident()) {
         let bytes = after.saturating_sub(before);
         println!("  {} MiB, {:.0} bytes a pin", bytes >> 20, bytes as f64 / pins as f64);

@@ -128,7 +128,7 @@ mod tests {
     }
 
     fn empty() -> Mirror {
-        Mirror::new(Duration::from_secs(3600))
+        Mirror::new(Duration::from_secs(3600), start())
     }
 
     fn chosen(targets: &[Target], session: &str, fleet: &Fleet, now: Instant) -> Option<usize> {
@@ -201,7 +201,7 @@ mod tests {
         let session = named("s").id;
         let asked = Asked { targets: &targets, keys: &keys, by: Some(&session), worker: None };
         let mut mirror = empty();
-        let pin = |shared| Pin { placement: at("w", None), origin: Origin::Derived, root: None, shared, pool: None };
+        let pin = |shared| Pin::new(at("w", None), Origin::Derived).shared(shared);
         let chosen = |mirror: &Mirror| choose(asked, &fleet, mirror, now, &mut rng()).expect("both are served");
         assert_eq!(chosen(&mirror), Choice { index: 1, pinned: false });
         mirror.handle_value(key("a", "1"), 1, Some(pin(false)), now);
@@ -232,7 +232,7 @@ mod tests {
             assert_eq!(chosen(nothing, &empty()), Some(0), "the request is refused for its worker, not for its model");
         }
         let mut mirror = empty();
-        let pin = Pin { placement: at("a", None), origin: Origin::Named, root: None, shared: false, pool: None };
+        let pin = Pin::new(at("a", None), Origin::Named);
         mirror.handle_value(keys[0][0], 1, Some(pin), now);
         assert_eq!(chosen("b", &mirror), Some(0), "the session stays on its model");
     }
@@ -250,7 +250,7 @@ mod tests {
         let session = named("s").id;
         let keys = [vec![PinKey::of("", "a", "s")], vec![PinKey::of("", "b", "s")]];
         let mut mirror = empty();
-        let pin = Pin { placement: at("a", None), origin: Origin::Named, root: None, shared: false, pool: None };
+        let pin = Pin::new(at("a", None), Origin::Named);
         mirror.handle_value(keys[0][0], 1, Some(pin), now);
         let asked = Asked { targets: &targets, keys: &keys, by: Some(&session), worker: None };
         let choice = choose(asked, &fleet, &mirror, now, &mut rng());

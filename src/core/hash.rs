@@ -64,6 +64,12 @@ impl PinKey {
         Self([half(hash >> 64), half(hash)])
     }
 
+    /// The part of so many in which it stands. The lower half of the key says so, since the upper one may be alike in all keys
+    /// that a router has (partitions, `docs/scale.md`).
+    pub fn shard(self, shards: usize) -> usize {
+        usize::try_from(self.0[1] % shards as u64).expect("less than a number of the same type")
+    }
+
     /// Reads the 32 lower-case hex digits of a bucket key.
     pub fn parse(text: &str) -> Option<Self> {
         let hex = |b: u8| b.is_ascii_digit() || (b'a'..=b'f').contains(&b);

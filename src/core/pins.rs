@@ -11,19 +11,53 @@ use super::id::{Origin, Placement, Pool};
 /// Most pins mirrored. Beyond, a session's pin is found by the claim that loses to it: slower, and still right.
 pub const MAX_MIRRORED: usize = 8_388_608;
 
-/// A session's pin.
+/// Parts that the mirror is divided into. A map that grows moves all that it has, and the router waits meanwhile.
+const SHARDS: usize = 64;
+
+/// A session's pin. There are millions of them, so what most don't have is elsewhere.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Pin {
     /// Where the session is.
     pub placement: Placement,
     /// Where its id comes from.
     pub origin: Origin,
-    /// Of a derived session: the session id of its first request.
-    pub root: Option<Box<str>>,
     /// Of a derived session: several conversations begin so.
     pub shared: bool,
+    rare: Option<Box<Rare>>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Rare {
+    root: Option<Box<str>>,
+    pool: Option<Pool>,
+}
+
+impl Pin {
+    /// A pin of one conversation.
+    pub fn new(placement: Placement, origin: Origin) -> Self {
+        Self { placement, origin, shared: false, rare: None }
+    }
+
+    /// The same, of several conversations or of one.
+    pub fn shared(self, shared: bool) -> Self {
+        Self { shared, ..self }
+    }
+
+    /// The same, with the root and the pool that it has.
+    pub fn with(self, root: Option<Box<str>>, pool: Option<Pool>) -> Self {
+        let rare = (root.is_some() || pool.is_some()).then(|| Box::new(Rare { root, pool }));
+        Self { rare, ..self }
+    }
+
+    /// Of a derived session: the session id of its first request.
+    pub fn root(&self) -> Option<&str> {
+        self.rare.as_ref()?.root.as_deref()
+    }
+
     /// The pool that the worker is in, where that is known and not the default one.
-    pub pool: Option<Pool>,
+    pub fn pool(&self) -> Option<&Pool> {
+        self.rare.as_ref()?.pool.as_ref()
+    }
 }
 
 /// What stands under a key.
@@ -33,23 +67,28 @@ pub struct Entry {
     pub revision: u64,
     /// The pin; `None` where the value was deleted or can't be read: it is replaced at its revision.
     pub pin: Option<Pin>,
-    /// When it was stored, by this router's clock.
-    pub stored: Instant,
     /// Whether this router has written this placement, or has put it again (protocol section 5).
     pub ours: bool,
+    /// When it was stored, by this router's clock.
+    stored: Moment,
     /// When a use refreshes its age.
-    pub refresh_at: Instant,
+    refresh_at: Moment,
 }
+
+/// Nanoseconds since the mirror was made, or before it: half as long as an [`Instant`].
+type Moment = i64;
 
 /// The mirror. Keys are hashes already, so a fast hasher that is seeded anew in each process is enough.
 #[derive(Debug)]
 pub struct Mirror {
-    entries: HashMap<PinKey, Entry, RandomState>,
-    ages: VecDeque<(Instant, PinKey, u64)>,
+    shards: Vec<HashMap<PinKey, Entry, RandomState>>,
+    len: usize,
+    ages: VecDeque<(Moment, PinKey)>,
     derived: usize,
     /// How many pins point to each placement.
     placed: HashMap<Placement, u64, RandomState>,
-    ttl: Duration,
+    ttl: Moment,
+    made: Instant,
 }
 
 fn placement(pin: Option<&Pin>) -> Option<&Placement> {
@@ -60,20 +99,69 @@ fn is_derived(entry: &Entry) -> bool {
     entry.pin.as_ref().is_some_and(|pin| pin.origin == Origin::Derived)
 }
 
+/// How long that is; centuries at most.
+fn nanoseconds(time: Duration) -> Moment {
+    Moment::try_from(time.as_nanos()).unwrap_or(Moment::MAX)
+}
+
 impl Mirror {
     /// An empty mirror of a bucket whose values live for `ttl`.
-    pub fn new(ttl: Duration) -> Self {
-        Self { entries: HashMap::default(), ages: VecDeque::new(), derived: 0, placed: HashMap::default(), ttl }
+    pub fn new(ttl: Duration, now: Instant) -> Self {
+        Self {
+            shards: vec![HashMap::default(); SHARDS],
+            len: 0,
+            ages: VecDeque::new(),
+            derived: 0,
+            placed: HashMap::default(),
+            ttl: nanoseconds(ttl),
+            made: now,
+        }
     }
 
     /// The bucket's values live for another time than was configured.
     pub fn set_ttl(&mut self, ttl: Duration) {
-        self.ttl = ttl;
+        self.ttl = nanoseconds(ttl);
+    }
+
+    fn moment(&self, at: Instant) -> Moment {
+        match at.checked_duration_since(self.made) {
+            Some(since) => nanoseconds(since),
+            None => -nanoseconds(self.made.duration_since(at)),
+        }
+    }
+
+    fn instant(&self, moment: Moment) -> Instant {
+        let away = Duration::from_nanos(moment.unsigned_abs());
+        let at = if moment < 0 { self.made.checked_sub(away) } else { self.made.checked_add(away) };
+        at.unwrap_or(self.made)
+    }
+
+    /// When it was stored, by this router's clock.
+    pub fn stored_at(&self, entry: &Entry) -> Instant {
+        self.instant(entry.stored)
+    }
+
+    /// When a use refreshes its age.
+    pub fn refresh_at(&self, entry: &Entry) -> Instant {
+        self.instant(entry.refresh_at)
+    }
+
+    fn is_over(&self, stored: Moment, now: Moment) -> bool {
+        now.saturating_sub(stored) >= self.ttl
+    }
+
+    fn shard(&self, key: PinKey) -> &HashMap<PinKey, Entry, RandomState> {
+        &self.shards[key.shard(SHARDS)]
+    }
+
+    fn shard_mut(&mut self, key: PinKey) -> &mut HashMap<PinKey, Entry, RandomState> {
+        &mut self.shards[key.shard(SHARDS)]
     }
 
     /// Forgets everything: the bucket was made anew.
     pub fn clear(&mut self) {
-        self.entries.clear();
+        self.shards.iter_mut().for_each(HashMap::clear);
+        self.len = 0;
         self.ages.clear();
         self.derived = 0;
         self.placed.clear();
@@ -96,38 +184,52 @@ impl Mirror {
         self.put(key, revision, Some(pin), now, true);
     }
 
-    fn put(&mut self, key: PinKey, revision: u64, pin: Option<Pin>, stored: Instant, own: bool) {
-        let old = self.entries.get(&key);
+    fn put(&mut self, key: PinKey, revision: u64, mut pin: Option<Pin>, stored: Instant, own: bool) {
+        let old = self.shard(key).get(&key);
         if old.is_some_and(|old| old.revision > revision || (old.revision == revision && !own)) {
             return;
         }
-        if old.is_none() && self.entries.len() >= MAX_MIRRORED {
+        if old.is_none() && self.len >= MAX_MIRRORED {
             return;
         }
         // Once this router has confirmed a placement it need not again, whoever refreshes the pin's age.
         let stays = old.is_some_and(|old| placement(old.pin.as_ref()) == placement(pin.as_ref()));
-        let confirmed = stays && old.is_some_and(|old| old.ours);
-        let refresh_at = stored + self.ttl / 4;
-        let entry = Entry { revision, pin, stored, ours: own || confirmed, refresh_at };
+        let ours = own || (stays && old.is_some_and(|old| old.ours));
+        if let Some(pin) = &mut pin {
+            self.arrive(pin, stays);
+        }
+        let stored = self.moment(stored);
+        let entry = Entry { revision, pin, ours, stored, refresh_at: stored.saturating_add(self.ttl / 4) };
         self.derived += usize::from(is_derived(&entry));
-        if !stays && let Some(at) = placement(entry.pin.as_ref()) {
-            match self.placed.get_mut(at) {
+        match self.shard_mut(key).insert(key, entry) {
+            Some(old) => {
+                self.derived -= usize::from(is_derived(&old));
+                if !stays {
+                    self.leave(&old);
+                }
+            }
+            None => self.len += 1,
+        }
+        self.ages.push_back((stored, key));
+    }
+
+    /// A pin points to its placement: from now on, or as its predecessor did. The worker's name is kept once for all.
+    fn arrive(&mut self, pin: &mut Pin, stays: bool) {
+        if let Some((known, _)) = self.placed.get_key_value(&pin.placement) {
+            pin.placement = known.clone();
+        }
+        if !stays {
+            match self.placed.get_mut(&pin.placement) {
                 Some(count) => *count += 1,
-                None => drop(self.placed.insert(at.clone(), 1)),
+                None => drop(self.placed.insert(pin.placement.clone(), 1)),
             }
         }
-        if let Some(old) = self.entries.insert(key, entry) {
-            self.derived -= usize::from(is_derived(&old));
-            if !stays {
-                self.leave(&old);
-            }
-        }
-        self.ages.push_back((stored, key, revision));
     }
 
     /// What stands under a key; nothing where its age is over.
     pub fn get(&self, key: PinKey, now: Instant) -> Option<&Entry> {
-        self.entries.get(&key).filter(|entry| now.saturating_duration_since(entry.stored) < self.ttl)
+        let now = self.moment(now);
+        self.shard(key).get(&key).filter(|entry| !self.is_over(entry.stored, now))
     }
 
     /// Where the pin stands that a request continues: the first of these keys, deepest first, that is pinned and not
@@ -144,7 +246,8 @@ impl Mirror {
 
     /// Nothing stands under the key, as its leader says.
     pub fn forget(&mut self, key: PinKey) {
-        if let Some(entry) = self.entries.remove(&key) {
+        if let Some(entry) = self.shard_mut(key).remove(&key) {
+            self.len -= 1;
             self.derived -= usize::from(is_derived(&entry));
             self.leave(&entry);
         }
@@ -173,39 +276,41 @@ impl Mirror {
     /// Whether a use now is to refresh the pin's age: at most once per quarter of the time to live. Asking counts as
     /// doing it.
     pub fn take_refresh(&mut self, key: PinKey, now: Instant) -> bool {
-        let quarter = self.ttl / 4;
-        match self.entries.get_mut(&key) {
+        let (now, quarter) = (self.moment(now), self.ttl / 4);
+        match self.shard_mut(key).get_mut(&key) {
             Some(entry) if entry.pin.is_some() && entry.refresh_at <= now => {
-                entry.refresh_at = now + quarter;
+                entry.refresh_at = now.saturating_add(quarter);
                 true
             }
             _ => false,
         }
     }
 
-    /// Drops what is too old, at most `most` ages in one call. Buckets that only have a max age expire silently, so
-    /// the mirror goes by its own clock.
-    pub fn expire(&mut self, now: Instant, most: usize) {
+    /// Drops what is too old, at most `most` ages in one call, and says whether there may be more. Buckets that only have a
+    /// max age expire silently, so the mirror goes by its own clock.
+    pub fn expire(&mut self, now: Instant, most: usize) -> bool {
+        let now = self.moment(now);
         for _ in 0..most {
-            let Some(&(stored, key, revision)) = self.ages.front() else { return };
-            if now.saturating_duration_since(stored) < self.ttl {
-                return;
+            let Some(&(stored, key)) = self.ages.front() else { return false };
+            if !self.is_over(stored, now) {
+                return false;
             }
             self.ages.pop_front();
-            if self.entries.get(&key).is_some_and(|entry| entry.revision == revision) {
+            if self.shard(key).get(&key).is_some_and(|entry| entry.stored == stored) {
                 self.forget(key);
             }
         }
+        true
     }
 
     /// Keys known, deleted ones included.
     pub fn len(&self) -> usize {
-        self.entries.len()
+        self.len
     }
 
     /// Whether no key is known.
     pub fn is_empty(&self) -> bool {
-        self.entries.is_empty()
+        self.len == 0
     }
 }
 
@@ -223,11 +328,11 @@ mod tests {
     }
 
     fn pin(worker: &str) -> Option<Pin> {
-        Some(Pin { placement: at(worker, Some(1)), origin: Origin::Named, root: None, shared: false, pool: None })
+        Some(Pin::new(at(worker, Some(1)), Origin::Named))
     }
 
     fn derived(shared: bool) -> Option<Pin> {
-        pin("a").map(|pin| Pin { origin: Origin::Derived, shared, ..pin })
+        Some(Pin::new(at("a", Some(1)), Origin::Derived).shared(shared))
     }
 
     fn worker(mirror: &Mirror, session: &str, now: Instant) -> Option<String> {
@@ -237,7 +342,7 @@ mod tests {
     #[test]
     fn a_pin_ends_by_the_mirrors_own_clock() {
         let now = start();
-        let mut mirror = Mirror::new(TTL);
+        let mut mirror = Mirror::new(TTL, now);
         mirror.handle_value(key("s"), 7, pin("a"), now);
         assert_eq!(worker(&mirror, "s", now + TTL - MOMENT).as_deref(), Some("a"));
         assert_eq!(mirror.get(key("s"), now + TTL), None);
@@ -251,9 +356,35 @@ mod tests {
     }
 
     #[test]
+    fn ages_count_from_before_the_mirror_was_made() {
+        let made = start() + TTL;
+        let (mut mirror, before) = (Mirror::new(TTL, made), made.checked_sub(QUARTER).expect("it is after the start"));
+        mirror.handle_value(key("s"), 1, pin("a"), before);
+        let entry = mirror.get(key("s"), made).expect("it is there");
+        assert_eq!((mirror.stored_at(entry), mirror.refresh_at(entry)), (before, made));
+        assert!(mirror.get(key("s"), before + TTL - MOMENT).is_some());
+        assert_eq!(mirror.get(key("s"), before + TTL), None);
+        mirror.set_ttl(Duration::MAX);
+        assert!(mirror.get(key("s"), before + 1000 * TTL).is_some(), "in a bucket without an age nothing ends");
+    }
+
+    #[test]
+    fn a_workers_name_is_kept_once() {
+        let (mut mirror, now) = (Mirror::new(TTL, start()), start());
+        for n in 0..3 {
+            mirror.handle_value(key(&n.to_string()), n + 1, pin("a"), now);
+        }
+        let name = |n: u64| {
+            let entry = mirror.get(key(&n.to_string()), now).expect("it is there");
+            entry.pin.as_ref().expect("a pin").placement.worker.as_str().as_ptr()
+        };
+        assert!(name(0) == name(1) && name(1) == name(2));
+    }
+
+    #[test]
     fn one_look_at_ages_is_bounded() {
         let now = start();
-        let mut mirror = Mirror::new(TTL);
+        let mut mirror = Mirror::new(TTL, now);
         for n in 0..10 {
             mirror.handle_value(key(&n.to_string()), n + 1, pin("a"), now);
         }
@@ -266,7 +397,7 @@ mod tests {
     #[test]
     fn older_news_is_ignored() {
         let now = start();
-        let mut mirror = Mirror::new(TTL);
+        let mut mirror = Mirror::new(TTL, now);
         mirror.handle_value(key("s"), 7, pin("b"), now);
         mirror.handle_value(key("s"), 6, pin("a"), now + MOMENT);
         mirror.handle_own(key("s"), 5, pin("a"), now + MOMENT);
@@ -281,7 +412,7 @@ mod tests {
     fn a_placement_is_confirmed_once_whoever_refreshes_it() {
         let now = start();
         let ours = |mirror: &Mirror| mirror.get(key("s"), now).expect("it is there").ours;
-        let mut mirror = Mirror::new(TTL);
+        let mut mirror = Mirror::new(TTL, now);
         mirror.handle_value(key("s"), 1, pin("a"), now);
         assert!(!ours(&mirror), "another router's claim");
         mirror.handle_own(key("s"), 2, pin("a"), now);
@@ -299,7 +430,7 @@ mod tests {
     #[test]
     fn a_use_refreshes_once_per_quarter() {
         let now = start();
-        let mut mirror = Mirror::new(TTL);
+        let mut mirror = Mirror::new(TTL, now);
         assert!(!mirror.take_refresh(key("s"), now), "there is none");
         mirror.handle_value(key("s"), 1, pin("a"), now);
         assert!(!mirror.take_refresh(key("s"), now + QUARTER - MOMENT));
@@ -315,7 +446,7 @@ mod tests {
     #[test]
     fn derived_pins_are_counted() {
         let now = start();
-        let mut mirror = Mirror::new(TTL);
+        let mut mirror = Mirror::new(TTL, now);
         mirror.handle_value(key("named"), 1, pin("a"), now);
         for (revision, session) in [(2, "s"), (3, "t"), (4, "u")] {
             mirror.handle_value(key(session), revision, derived(false), now);
@@ -334,7 +465,7 @@ mod tests {
 
     #[test]
     fn pins_are_counted_where_they_point() {
-        let (mut mirror, now) = (Mirror::new(TTL), start());
+        let (mut mirror, now) = (Mirror::new(TTL, start()), start());
         let counts = |mirror: &Mirror| {
             let mut counts: Vec<_> = mirror.placed().map(|(at, count)| (at.to_string(), count)).collect();
             counts.sort();

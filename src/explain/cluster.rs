@@ -19,7 +19,7 @@ use crate::core::hash::PinKey;
 use crate::core::id::{DpRank, Origin};
 use crate::core::kv::Prompt;
 use crate::core::mode::{AffinityMode, PolicyKind};
-use crate::core::pins::Mirror;
+use crate::core::pins::{self, Mirror};
 use crate::core::pool::PoolPolicy;
 use crate::nats::bucket::{Bucket, Unreachable, Watched};
 use crate::nats::{AccessError, ConnectError, Link, Subscriptions};
@@ -160,7 +160,8 @@ pub async fn look(turn: &Turn, config: &RouterConfig) -> Result<Cluster, Cluster
     }
     let pins = Bucket::new(link, &subjects.pins_bucket());
     let info = pins.info().await.map_err(|e| unreadable(&pins, e))?;
-    let mut mirror = Mirror::new(if info.max_age.is_zero() { Duration::MAX } else { info.max_age });
+    let ttl = if info.max_age.is_zero() { Duration::MAX } else { info.max_age };
+    let mut mirror = Mirror::new(ttl, Instant::now());
     let identities =
         turn.under.as_ref().map_or_else(|| vec![&turn.identity], |under| under.identities.iter().collect());
     let mut read = Vec::new();
@@ -281,7 +282,7 @@ async fn read_pins(
         if let Some(Err(problem)) = &pin {
             notes.push(format!("what stands under {key} is no pin of this session, and would be replaced: {problem}"));
         }
-        let pin: Option<crate::core::pins::Pin> = pin.and_then(Result::ok).map(Into::into);
+        let pin: Option<pins::Pin> = pin.and_then(Result::ok).map(Into::into);
         let age = age(stored.created);
         found.push(Found {
             of: of(turn, depth),
@@ -289,7 +290,7 @@ async fn read_pins(
             revision: stored.revision,
             age_s: age.as_secs(),
             placement: pin.as_ref().map(|pin| pin.placement.to_string()),
-            root: pin.as_ref().and_then(|pin| pin.root.as_deref()).map(str::to_owned),
+            root: pin.as_ref().and_then(pins::Pin::root).map(str::to_owned),
             shared: pin.as_ref().is_some_and(|pin| pin.shared),
         });
         let now = Instant::now();

@@ -78,7 +78,7 @@ impl CoreRouter {
         let slots = (0..setup.workers).map(slot).collect();
         Self {
             fleet,
-            mirror: Mirror::new(setup.pin_ttl),
+            mirror: Mirror::new(setup.pin_ttl, start),
             rules: Rules { mode: combination.mode, policy: combination.policy, rank_choice: setup.rank_choice },
             rng: StdRng::seed_from_u64(setup.seed),
             start,
@@ -117,7 +117,7 @@ impl CoreRouter {
 
     fn remember(&mut self, key: PinKey, placement: &Placement, now: Instant) {
         self.revision += 1;
-        let pin = Stored { placement: placement.clone(), origin: Origin::Named, root: None, shared: false, pool: None };
+        let pin = Stored::new(placement.clone(), Origin::Named);
         self.mirror.handle_own(key, self.revision, Some(pin), now);
     }
 

@@ -47,7 +47,7 @@ impl Request {
 
     /// The session as workers see it: of a derived one the id of its first request.
     pub(super) fn root<'s>(&'s self, session: &'s Session) -> &'s str {
-        let root = self.continued.as_ref().and_then(|continued| continued.pin.root.as_deref());
+        let root = self.continued.as_ref().and_then(|continued| continued.pin.root());
         root.unwrap_or(session.id.as_str())
     }
 
@@ -91,7 +91,7 @@ impl Request {
         if pin.shared || pin.placement == write.placement {
             return None;
         }
-        let root = pin.root.as_deref().map_or(write.root, str::to_owned);
+        let root = pin.root().map_or(write.root, str::to_owned);
         Some(if self.is_pinned_well(write.key) {
             Write { placement: pin.placement, shared: true, root, key: write.key }
         } else {
@@ -127,7 +127,7 @@ impl Request {
             key: prefixes.keys()[continued.index],
             placement: continued.pin.placement.clone(),
             shared: continued.pin.shared,
-            root: continued.pin.root.as_deref().unwrap_or_default().to_owned(),
+            root: continued.pin.root().unwrap_or_default().to_owned(),
         });
         let _ = self.write_later(continued.key, value.encode().into(), revision);
     }

@@ -11,6 +11,7 @@ use crate::core::error::RouteError;
 use crate::core::fleet::WorkerSlot;
 use crate::core::hash::PinKey;
 use crate::core::id::{DpRank, Model};
+use crate::core::pins::Pin;
 use crate::core::queue::{Place, Priority, Pushed, Tried};
 
 /// Where on a worker there is room: at a placement (its rank, or none), or with `None` anywhere.
@@ -71,7 +72,7 @@ impl State {
             (Keys::Named(key), _) => *key,
             (Keys::Derived(prefixes), Some(session)) => {
                 let pin = self.mirror.continued(prefixes, now).and_then(|(_, entry)| entry.pin.as_ref());
-                let root = pin.and_then(|pin| pin.root.as_deref()).unwrap_or(session.id.as_str());
+                let root = pin.and_then(Pin::root).unwrap_or(session.id.as_str());
                 PinKey::of(ask.tenant.as_str(), ask.model.as_str(), root)
             }
             (Keys::None | Keys::Derived(_), _) => PinKey::of(ask.tenant.as_str(), ask.model.as_str(), ""),

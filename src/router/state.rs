@@ -133,13 +133,13 @@ pub struct Basis {
 }
 
 impl Basis {
-    fn of(key: PinKey, entry: Option<&Entry>) -> Self {
-        let foreign = |entry: &Entry| (!entry.ours).then_some(entry.stored);
+    fn of(key: PinKey, entry: Option<&Entry>, mirror: &Mirror) -> Self {
+        let foreign = |entry: &Entry| (!entry.ours).then(|| mirror.stored_at(entry));
         Self {
             key: Some(key),
             revision: entry.map_or(0, |entry| entry.revision),
             foreign_since: entry.and_then(foreign),
-            refresh_at: entry.map(|entry| entry.refresh_at),
+            refresh_at: entry.map(|entry| mirror.refresh_at(entry)),
         }
     }
 
@@ -158,7 +158,7 @@ pub struct Pinned {
 
 impl Pinned {
     fn of(pin: &crate::core::pins::Pin) -> Self {
-        Self { placement: pin.placement.clone(), pool: pin.pool.clone() }
+        Self { placement: pin.placement.clone(), pool: pin.pool().cloned() }
     }
 }
 
@@ -222,7 +222,7 @@ impl Router {
         fleet.set_pools(config.pools.pools.clone());
         let state = State {
             fleet,
-            mirror: Mirror::new(config.pin_ttl),
+            mirror: Mirror::new(config.pin_ttl, now),
             mirror_fresh: config.affinity == AffinityMode::Off,
             pins_known: config.affinity == AffinityMode::Off,
             // Pools stand in the configuration.
@@ -346,7 +346,7 @@ impl State {
             },
         };
         let pin = entry.and_then(|entry| entry.pin.as_ref());
-        (Basis::of(key, entry), pin.map(Pinned::of))
+        (Basis::of(key, entry, &self.mirror), pin.map(Pinned::of))
     }
 
     /// Decides where a request goes, and counts it there.

@@ -14,8 +14,10 @@ const TICK: Duration = Duration::from_millis(200);
 const PROBE_EVERY: Duration = Duration::from_secs(1);
 /// How often routers at the global level hear that what they have sent here is still worked on.
 pub const PROGRESS_EVERY: Duration = Duration::from_secs(5);
-/// Ages of pins looked at in one tick, so that no pause is noticed when a million end at once.
-const MAX_EXPIRED: usize = 10_000;
+/// Ages of pins looked at before requests get the state again, so that no pause is noticed when a million end at once.
+const MAX_EXPIRED: usize = 1_000;
+/// How often that is done in one tick: 100,000 pins a second can end.
+const EXPIRIES: usize = 20;
 
 /// Runs for ever.
 pub async fn tick(router: Arc<Router>) {
@@ -59,8 +61,12 @@ pub async fn tick(router: Arc<Router>) {
 
 impl Router {
     fn expire(&self, now: Instant) {
+        for _ in 0..EXPIRIES {
+            if !self.state().mirror.expire(now, MAX_EXPIRED) {
+                break;
+            }
+        }
         let mut state = self.state();
-        state.mirror.expire(now, MAX_EXPIRED);
         // While the router itself is cut off, everybody is silent.
         if self.dispatch.is_connected() && self.intake.is_connected() && self.pins.bucket.link().is_connected() {
             for (slot, worker) in state.fleet.expire(now) {

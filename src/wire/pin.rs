@@ -77,7 +77,7 @@ pub struct ReadPin {
 impl From<ReadPin> for Pin {
     fn from(read: ReadPin) -> Self {
         let ReadPin { placement, origin, root, shared, pool } = read;
-        Self { placement, origin, root, shared, pool }
+        Self::new(placement, origin).shared(shared).with(root, pool)
     }
 }
 

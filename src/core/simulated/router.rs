@@ -59,9 +59,9 @@ pub struct Request {
 }
 
 impl Router {
-    pub fn new(rng: StdRng) -> Self {
+    pub fn new(rng: StdRng, now: Instant) -> Self {
         Self {
-            mirror: Mirror::new(TTL),
+            mirror: Mirror::new(TTL, now),
             fleet: Fleet::default(),
             rng,
             claims: BTreeMap::new(),
@@ -120,7 +120,7 @@ impl Request {
 }
 
 fn pin(placement: &Placement) -> Pin {
-    Pin { placement: placement.clone(), origin: Origin::Named, root: None, shared: false, pool: None }
+    Pin::new(placement.clone(), Origin::Named)
 }
 
 impl World {

@@ -111,7 +111,8 @@ impl World {
     pub fn new(setup: Setup, seed: u64) -> Self {
         let now = start();
         let mut rng = StdRng::seed_from_u64(seed);
-        let routers = (0..setup.routers).map(|n| Router::new(StdRng::seed_from_u64(seed ^ (n as u64 + 1)))).collect();
+        let routers =
+            (0..setup.routers).map(|n| Router::new(StdRng::seed_from_u64(seed ^ (n as u64 + 1)), now)).collect();
         let workers = (0..setup.workers).map(|_| Worker { alive: true, instance: 0 }).collect();
         let mut world = Self {
             setup,
