@@ -303,6 +303,11 @@ impl Mirror {
         true
     }
 
+    /// Pins known.
+    pub fn pins(&self) -> u64 {
+        self.placed.values().sum()
+    }
+
     /// Keys known, deleted ones included.
     pub fn len(&self) -> usize {
         self.len
@@ -478,6 +483,7 @@ mod tests {
         mirror.handle_value(key("s"), 4, pin("b"), now);
         mirror.handle_value(key("u"), 5, None, now);
         assert_eq!(counts(&mirror), [("a/1".to_owned(), 1), ("b/1".to_owned(), 1)]);
+        assert_eq!((mirror.pins(), mirror.len()), (2, 3), "what is deleted is no pin");
         mirror.handle_value(key("s"), 6, None, now);
         mirror.expire(now + TTL, 100);
         assert_eq!(counts(&mirror), []);

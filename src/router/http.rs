@@ -71,7 +71,7 @@ impl Router {
         gauges.queued.set(count(state.queued()));
         gauges.models_queued.set(count(state.models_queued()));
         gauges.workers.set(count(state.fleet.iter().count()));
-        gauges.pins.set(count(state.mirror.len()));
+        gauges.pins.set(i64::try_from(state.mirror.pins()).unwrap_or(i64::MAX));
         gauges.derived_pins.set(count(state.mirror.derived()));
         gauges.cached_prefixes.set(count(state.fleet.index().len()));
         drop(state);

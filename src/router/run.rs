@@ -170,7 +170,7 @@ async fn start(config: RouterConfig) -> Result<Running, RouterError> {
     // The macro keeps what its arguments borrow until it is done: two locks in it would wait for each other.
     let (pins, workers) = {
         let state = router.state();
-        (state.mirror.len(), state.fleet.iter().count())
+        (state.mirror.pins(), state.fleet.iter().count())
     };
     tracing::info!(namespace = %router.config.namespace, pins, workers, "router is ready");
     Ok(Running { router, tasks, _hot: hot })
@@ -328,7 +328,7 @@ async fn fill(router: &Arc<Router>) -> Result<(), RouterError> {
         router.pins.bucket.link().check_permissions()?;
         if noticed.elapsed() >= FILL_NOTICE {
             noticed = Instant::now();
-            tracing::info!(pins = router.state().mirror.len(), "still reading the buckets");
+            tracing::info!(pins = router.state().mirror.pins(), "still reading the buckets");
         }
         tokio::time::sleep(DRAIN_STEP).await;
     }

@@ -40,7 +40,7 @@ impl Router {
         requests.waiting = state.live.waiting() as u64;
         requests.queued = state.queued() as u64;
         let pins = PinCounts {
-            mirrored: state.mirror.len() as u64,
+            mirrored: state.mirror.pins(),
             derived: state.mirror.derived() as u64,
             races_lost: metrics.claims_lost.get(),
             fresh: state.mirror_fresh,
