@@ -10,7 +10,8 @@ use crate::telemetry::logging::LogFormat;
 /// Examine a deployment: server, buckets and streams, permissions, clocks, routers, workers
 ///
 /// Takes the flags, variables and file of `rankpin router`, connects as they say, and changes nothing. Ends with code 1
-/// where something does not work; warnings alone end with 0. To examine the permissions of a role, connect as its user.
+/// where something does not work; warnings alone end with 0. To examine the permissions of a role, connect as its user: what
+/// that role may not look at is not examined.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = EXAMPLES)]
 pub struct Args {

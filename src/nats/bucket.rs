@@ -92,6 +92,8 @@ pub struct BucketInfo {
     pub max_age: Duration,
     /// Servers that keep it.
     pub replicas: usize,
+    /// Whether a message may take the place of all others, whoever has written those.
+    pub rollups: bool,
 }
 
 /// One change, from a watch.
@@ -258,6 +260,7 @@ impl Bucket {
                 history: info.config.max_messages_per_subject,
                 max_age: info.config.max_age,
                 replicas: info.config.num_replicas,
+                rollups: info.config.allow_rollup,
             }),
             Ok(Err(error)) => {
                 let cause =
@@ -329,9 +332,21 @@ impl Bucket {
     /// Makes the bucket, kept by so many servers.
     pub async fn create_on(&self, replicas: usize, history: i64, max_age: Duration) -> Result<(), Unreachable> {
         let opened = self.opened().await?;
-        let bucket = self.name.clone();
-        let config = kv::Config { bucket, history, max_age, num_replicas: replicas, ..kv::Config::default() };
-        opened.context.create_key_value(config).await.map(drop).map_err(|e| Unreachable(describe(&e)))
+        // As the library makes buckets, but for one thing: who may write one key could take all others away with the header
+        // `Nats-Rollup: all`.
+        let config = stream::Config {
+            name: self.stream_name(),
+            subjects: vec![format!("$KV.{}.>", self.name)],
+            max_messages_per_subject: history,
+            max_age,
+            num_replicas: replicas,
+            discard: stream::DiscardPolicy::New,
+            deny_delete: true,
+            allow_direct: true,
+            allow_rollup: false,
+            ..Default::default()
+        };
+        opened.context.create_stream(config).await.map(drop).map_err(|e| Unreachable(describe(&e)))
     }
 }
 

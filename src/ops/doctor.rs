@@ -10,8 +10,9 @@ use serde::{Deserialize, Serialize};
 use super::permissions::{Permissions, Role, User, lacking, needs};
 use super::{OpsError, routers};
 use crate::config::RouterConfig;
+use crate::core::id::WorkerId;
 use crate::nats::bucket::{Bucket, Look};
-use crate::nats::{JetStream, Link};
+use crate::nats::{ConnectError, JetStream, Link};
 use crate::wire::service::RouterState;
 use crate::wire::subject::{JOBS_CONSUMER, Subjects};
 
@@ -85,6 +86,9 @@ pub async fn examine(link: &Link, config: &RouterConfig) -> Vec<Finding> {
     findings.push(permissions(link, config).await);
     match routers::ask(link, &config.namespace, ROUTERS_WAIT).await {
         Ok(states) => findings.extend(routers_seen(&states)),
+        Err(OpsError::Connect(error @ ConnectError::Permissions(_))) => {
+            findings.push(unseen("routers", &error, "an operator may ask routers"));
+        }
         Err(error) => findings.push(Finding::new("routers", Health::Warn, error.to_string(), "")),
     }
     match super::fleet::registrations(link, &subjects).await {
@@ -92,6 +96,11 @@ pub async fn examine(link: &Link, config: &RouterConfig) -> Vec<Finding> {
         Err(error) => findings.push(unread("workers", &error)),
     }
     findings
+}
+
+/// What this user may not look at. Which role lacks what, the check of the permissions says.
+fn unseen(check: &'static str, error: &ConnectError, advice: &str) -> Finding {
+    Finding::new(check, Health::Note, format!("not examined: {error}"), advice)
 }
 
 fn unread(check: &'static str, error: &OpsError) -> Finding {
@@ -205,6 +214,11 @@ async fn bucket(link: &Link, name: &str, max_age: Duration) -> Finding {
                     format!("it keeps {} values a key, 1 is enough", info.history),
                 );
             }
+            if info.rollups {
+                let advice = "whoever may write one key may take all others away (header Nats-Rollup); set \
+                              allow_rollup_hdrs to false in its stream's configuration";
+                return Finding::new("bucket", Health::Warn, found, advice);
+            }
             if info.max_age != max_age {
                 let advice = format!(
                     "the configuration says {}; routers go by what the bucket has",
@@ -223,12 +237,15 @@ async fn bucket(link: &Link, name: &str, max_age: Duration) -> Finding {
             format!("there is none ({problem})"),
             "start the server with -js, or enable JetStream for this account",
         ),
-        Look::Silent(problem) => Finding::new(
-            "bucket",
-            Health::Fail,
-            format!("{name} can't be looked at: {problem}"),
-            "may this user do that?",
-        ),
+        Look::Silent(problem) => match link.check_permissions() {
+            Err(error) => unseen("bucket", &error, "routers and operators may look at it"),
+            Ok(()) => Finding::new(
+                "bucket",
+                Health::Fail,
+                format!("{name} can't be looked at: {problem}"),
+                "the server is busy, or the bucket has no leader",
+            ),
+        },
     }
 }
 
@@ -265,7 +282,7 @@ async fn permissions(link: &Link, config: &RouterConfig) -> Finding {
         return Finding::new(CHECK, Health::Note, format!("{who} may do everything"), advice);
     };
     let (mut plays, mut nearest) = (Vec::new(), None);
-    for role in ROLES {
+    for role in ROLES.into_iter().chain(workers_by_name(&has, config)) {
         let user = User { name: data.user.clone(), role };
         let mut needs = needs(&config.namespace, &user);
         if user.role != Role::Router {
@@ -305,6 +322,14 @@ async fn permissions(link: &Link, config: &RouterConfig) -> Finding {
         }
         (true, None) => Finding::new(CHECK, Health::Note, who, ""),
     }
+}
+
+/// The workers whose registrations this user alone may write: a user for each worker may be no other one.
+fn workers_by_name(has: &Permissions, config: &RouterConfig) -> Vec<Role> {
+    let prefix = format!("$KV.{}.", Subjects::new(config.namespace.clone()).workers_bucket());
+    let allowed = has.publish.iter().flat_map(|rules| &rules.allow);
+    let names = allowed.filter_map(|subject| WorkerId::new(subject.strip_prefix(&prefix)?).ok());
+    names.map(|name| Role::Worker(Some(name))).collect()
 }
 
 fn routers_seen(states: &[RouterState]) -> Vec<Finding> {

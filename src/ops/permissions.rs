@@ -101,6 +101,8 @@ pub fn needs(namespace: &Namespace, user: &User) -> Allowed {
     let inbox = format!("{}.>", user.inbox(namespace));
     // A round trip on one's own inbox is how a client knows that its subscriptions stand.
     allowed.publish.push(inbox.clone());
+    // What it may do itself, and nothing of others: `rankpin doctor` compares that with what its role needs.
+    allowed.publish.push("$SYS.REQ.USER.INFO".into());
     allowed.subscribe.push(inbox);
     allowed.publish.sort();
     allowed.publish.dedup();
@@ -249,7 +251,6 @@ impl Names {
             format!("$KV.{pins}.>"),
             format!("{}.>", service::PREFIX),
             "$JS.API.INFO".into(),
-            "$SYS.REQ.USER.INFO".into(),
         ]);
         let buckets = [format!("KV_{pins}"), format!("KV_{workers}")];
         for stream in &buckets {

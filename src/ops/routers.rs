@@ -9,14 +9,20 @@ use crate::nats::ask::AskError;
 use crate::wire::Encoding;
 use crate::wire::service::{MAX_ANSWER_BYTES, NAME, PREFIX, RouterState, Stats, Verb};
 
-/// What every router of the namespace says of itself, by id. Those that take longer than `wait` are left out.
+/// What every router of the namespace says of itself, by id. Those that take longer than `wait` are left out; that this user
+/// may not ask them is an error.
 pub async fn ask(link: &Link, namespace: &Namespace, wait: Duration) -> Result<Vec<RouterState>, OpsError> {
     let subject = format!("{PREFIX}.{}.{NAME}", Verb::Stats.word());
+    // What was told of earlier questions is not about this one.
+    let _ = link.check_permissions();
     let answers = match link.ask_all(&subject, wait).await {
         Ok(answers) => answers,
         Err(AskError::Connect(error)) => return Err(error.into()),
         Err(AskError::NoResponders | AskError::NoAnswer) => Vec::new(),
     };
+    if answers.is_empty() {
+        link.check_permissions()?;
+    }
     let read = answers.into_iter().filter(|answer| answer.len() <= MAX_ANSWER_BYTES);
     let states =
         read.filter_map(|answer| Encoding::Json.read::<Stats>(&answer)?.endpoints.into_iter().find_map(|e| e.data));

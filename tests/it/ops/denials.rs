@@ -2,7 +2,8 @@
 
 use std::sync::{Arc, Mutex};
 
-use async_nats::{Client, ConnectOptions, Event};
+use async_nats::{Client, ConnectOptions, Event, HeaderMap, jetstream};
+use serde_json::Value;
 
 use super::permissions::{password, server};
 use crate::support::{NatsServer, settle};
@@ -364,4 +365,29 @@ async fn routers_batch_users_and_operators_have_limits_too() {
             &[">", "_INBOX.>", "_INBOX.web.>", "rankpin.request.>", "rankpin.request.> router", "rankpin.worker.>"],
         )
         .await;
+}
+
+#[tokio::test]
+async fn a_workers_registration_can_take_no_others_away() {
+    let server = server().await;
+    let mut operator = crate::support::rankpin::command(&["provision", "--inbox-prefix", "_INBOX.operator"]);
+    operator.env("NATS_URL", server.url()).env("NATS_USER", "operator").env("NATS_PASSWORD", password("operator"));
+    assert!(operator.status().expect("it starts").success());
+    let register = async |name: &'static str, rollup: bool| {
+        let context = jetstream::new(Plain::connect(&server, name).await.client);
+        let mut headers = HeaderMap::new();
+        if rollup {
+            headers.insert("Nats-Rollup", "all");
+        }
+        let key = name.strip_prefix("worker-").expect("so they are called");
+        let subject = format!("$KV.rankpin_workers.{key}");
+        context.publish_with_headers(subject, headers, "{}".into()).await.expect("sent").await
+    };
+    register("worker-gpu-1", false).await.expect("it may");
+    let refused = register("worker-gpu-0", true).await.expect_err("it may not").to_string();
+    assert!(refused.contains("rollup"), "{refused}");
+    let router = Plain::connect(&server, "router").await.client;
+    let info = router.request("$JS.API.STREAM.INFO.KV_rankpin_workers", "".into()).await.expect("an answer");
+    let info: Value = serde_json::from_slice(&info.payload).expect("JSON");
+    assert_eq!(info["state"]["messages"], 1, "{info}");
 }
