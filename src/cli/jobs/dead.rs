@@ -63,6 +63,10 @@ pub(super) async fn run(jobs: &Jobs, args: Args, json: bool) -> anyhow::Result<(
         });
         print(json, &value, &format!("{time}  {id}  {}  {status} {code}: {}", model(&letter), letter.reason))?;
     }
+    if from == 1 {
+        // There are none, or there is no place for any.
+        jobs.overview().await?;
+    }
     Ok(())
 }
 

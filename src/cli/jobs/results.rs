@@ -46,7 +46,7 @@ const EXAMPLES: &str = "\
 Examples:
   rankpin jobs results nightly-report --wait 5m
   rankpin jobs results --of batch.jsonl > results.jsonl
-  rankpin jobs results --json | jq .custom_id";
+  rankpin jobs results --of batch.jsonl | jq -r .custom_id";
 
 /// Prints what is wanted.
 pub(super) async fn run(jobs: &Jobs, args: Args, json: bool) -> anyhow::Result<()> {
@@ -73,6 +73,10 @@ async fn print_all(jobs: &Jobs) -> anyhow::Result<()> {
     while let Some(result) = jobs.next_result(from).await? {
         from = result.sequence + 1;
         print(true, &line(jobs, &result, None).await?, "")?;
+    }
+    if from == 1 {
+        // There are none, or there is no place for any.
+        jobs.overview().await?;
     }
     Ok(())
 }

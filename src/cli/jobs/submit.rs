@@ -3,14 +3,14 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use anyhow::{Context as _, anyhow};
+use anyhow::anyhow;
 use futures_util::StreamExt as _;
 use serde_json::json;
 
 use super::file::{self, Job, Naming};
 use super::{bar, print, results};
 use crate::client::Request;
-use crate::client::jobs::{Jobs, Submitted};
+use crate::client::jobs::{JobError, Jobs, Submitted};
 use crate::core::id::{Model, RequestId};
 
 /// Jobs that are on their way into the stream at once.
@@ -114,8 +114,14 @@ async fn submit(jobs: &Jobs, wanted: &[Job], naming: &Naming) -> anyhow::Result<
     let bar = bar(wanted.len(), "submitting");
     let sent = futures_util::stream::iter(wanted).map(|job| async move {
         let submitted = jobs.submit(&request(job, naming)).await;
-        submitted
-            .with_context(|| format!("job {} can't be submitted; submit the same again, nothing runs twice", job.id))
+        submitted.map_err(|error| {
+            let advice = match error {
+                JobError::Server(_) | JobError::Body(_) => "; submit the same again, nothing runs twice",
+                JobError::TooLarge { .. } => "; batches of a gateway take larger bodies (POST /v1/batches)",
+                JobError::NoModel => "",
+            };
+            anyhow!(error).context(format!("job {} can't be submitted{advice}", job.id))
+        })
     });
     let mut sent = sent.buffered(IN_FLIGHT);
     let mut submitted = Vec::with_capacity(wanted.len());

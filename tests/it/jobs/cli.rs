@@ -147,6 +147,7 @@ async fn what_is_wrong_is_named() {
     let server = NatsServer::start();
     let shell = Shell { _router: RouterProcess::start("router", &server, &["--max-jobs", "0"]).await, server };
     shell.file("bad.jsonl", "{\"model\":\"m\"}\nnonsense\n");
+    shell.file("large.jsonl", &format!("{{\"model\":\"m\",\"prompt\":\"{}\"}}\n", "x".repeat(2 << 20)));
     shell.file("two.jsonl", "{\"model\":\"m\"}\n{\"model\":\"m\"}\n");
     for (args, told) in [
         (&["submit", "bad.jsonl"][..], "bad.jsonl: line 2: this is no JSON object of a request"),
@@ -155,6 +156,9 @@ async fn what_is_wrong_is_named() {
         (&["submit", "two.jsonl", "-H", "nonsense"], "write 'Name: value'"),
         (&["results", "--wait", "1s"], "--wait can have no effect"),
         (&["status", "a b"], "the job id \"a b\" holds ' '"),
+        (&["results"], "no stream takes messages on \"rankpin.job"),
+        (&["dead"], "no stream takes messages on \"rankpin.job"),
+        (&["submit", "large.jsonl"], "can't be submitted; batches of a gateway take larger bodies"),
         (&["submit", "two.jsonl"], "no stream takes messages on \"rankpin.job.m\""),
     ] {
         let error = shell.refused(args).await;
