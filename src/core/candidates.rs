@@ -62,7 +62,7 @@ impl<'f> Candidate<'f> {
     pub fn work(&self) -> f64 {
         match self.rank {
             RankThere::Known(rank) => self.worker().work_at(rank).prompt,
-            RankThere::Any => self.glance().work_per_share(),
+            RankThere::Any => self.glance().work_per_share,
         }
     }
 }
@@ -82,7 +82,7 @@ impl<'f> Candidates<'f> {
     pub fn new(all: Vec<Candidate<'f>>) -> Option<Self> {
         let (mut limited, mut weights) = (true, 0.0);
         for candidate in &all {
-            limited &= candidate.glance().max_inflight.is_some();
+            limited &= candidate.glance().limited;
             weights += candidate.weight();
         }
         (!all.is_empty()).then_some(Self { all, limited, weights })
@@ -104,10 +104,10 @@ impl<'f> Candidates<'f> {
     #[inline]
     pub fn relative_load(&self, candidate: &Candidate<'f>) -> f64 {
         let glance = candidate.glance();
-        let limit = glance.max_inflight.filter(|_| self.limited).unwrap_or(1);
+        let can_hold = if self.limited { glance.capacity } else { glance.shares };
         // Counts of requests are far below 2^53, where every integer is a float.
         #[expect(clippy::cast_precision_loss, reason = "see above")]
         let load = candidate.load as f64;
-        load / (glance.shares * f64::from(limit))
+        load / can_hold
     }
 }

@@ -36,25 +36,29 @@ impl<'a> View<'a> {
     /// Where the request may go, with the rank that `rank_on` gives on each worker.
     pub(super) fn open(&self, rank_on: impl Fn(&Worker) -> RankOn) -> Open<'a> {
         let mut open = Open { free: Vec::with_capacity(self.fleet.count(&self.ask.model)), ..Open::default() };
-        for listed in self.fleet.listed(&self.ask.model) {
-            let load = listed.glance().load_now(self.now);
-            match self.look(listed) {
-                Look::Easy => open.free.push(Candidate::new(listed, RankThere::Any, load)),
-                Look::Closer => self.look_closer(listed, load, &rank_on, &mut open),
-                Look::No => {}
+        self.fleet.listed(&self.ask.model).for_each(|listed| {
+            let seen = listed.glance().seen(self.now);
+            if seen.open && self.takes_anything {
+                open.free.push(Candidate::new(listed, RankThere::Any, seen.load));
+            } else if self.is_worth_a_look(listed) {
+                self.look_closer(listed, seen.load, &rank_on, &mut open);
             }
-        }
+        });
         open
     }
 
     /// How a worker looks to the request.
     #[inline]
     pub(super) fn look(&self, listed: Listed<'_>) -> Look {
-        if self.takes_anything && listed.glance().is_open_everywhere(self.now) {
+        if self.takes_anything && listed.glance().seen(self.now).open {
             return Look::Easy;
         }
+        if self.is_worth_a_look(listed) { Look::Closer } else { Look::No }
+    }
+
+    fn is_worth_a_look(&self, listed: Listed<'_>) -> bool {
         let worker = listed.worker();
-        if worker.is_ready(self.now) && allows(self.ask, worker) { Look::Closer } else { Look::No }
+        worker.is_ready(self.now) && allows(self.ask, worker)
     }
 
     fn look_closer(&self, listed: Listed<'a>, load: u64, rank_on: impl Fn(&Worker) -> RankOn, open: &mut Open<'a>) {

@@ -9,6 +9,16 @@ use super::{Fleet, REPORT_COUNTS_FOR, Worker, WorkerSlot};
 use crate::core::id::{Model, RankRange};
 use crate::core::worker::WorkerState;
 
+/// What one look says of a worker.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Seen {
+    /// Requests in flight there, as [`Worker::load_now`] has it.
+    pub load: u64,
+    /// Whether it takes requests, and none of its ranks is lost or full. A closer look may find that it does where this says
+    /// no.
+    pub open: bool,
+}
+
 /// One worker at a glance. What every decision reads of every worker lies in the first 64 bytes, which processors fetch
 /// at once.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -21,8 +31,10 @@ pub struct Glance {
     /// Requests that the last report has, and how many of them are not this router's.
     reported: u32,
     others: u32,
-    /// Most requests in flight per rank.
-    pub max_inflight: Option<u32>,
+    /// Most requests in flight per rank, the largest number where there is no limit.
+    most: u32,
+    /// Whether there is one.
+    pub limited: bool,
     /// How much of the fleet's work it should have.
     pub shares: f64,
     slot: WorkerSlot,
@@ -34,6 +46,10 @@ pub struct Glance {
     pub ranks: RankRange,
     /// Relative share of traffic, above 0.
     pub weight: f64,
+    /// Its shares, times the most that a rank may have in flight where there is a limit.
+    pub capacity: f64,
+    /// What it was given lately, for each share of the fleet's work that it should have.
+    pub work_per_share: f64,
     /// When its next turn is.
     turn: f64,
     /// What all of it was given lately.
@@ -52,9 +68,12 @@ impl Glance {
             ranks: spec.ranks,
             weight: spec.weight,
             shares: spec.shares(),
-            max_inflight: spec.max_inflight,
+            most: spec.max_inflight.unwrap_or(u32::MAX),
+            limited: spec.max_inflight.is_some(),
+            capacity: spec.shares() * f64::from(spec.max_inflight.unwrap_or(1)),
             device: worker.device,
             work: worker.work(),
+            work_per_share: worker.work().prompt / spec.shares(),
             turn: worker.turn,
             own: worker.in_flight(),
             reported: count(worker.reported_total),
@@ -74,24 +93,14 @@ impl Glance {
         self.slot
     }
 
-    /// Whether it takes requests, and none of its ranks is lost or full. A closer look may find that it does where this
-    /// says no.
+    /// A look at it.
     #[inline]
-    pub fn is_open_everywhere(&self, now: Instant) -> bool {
-        let load = || if self.is_reported(now) { self.own.max(self.reported) } else { self.own };
-        self.ready && self.easy && self.max_inflight.is_none_or(|most| load() < most)
-    }
-
-    /// See [`Worker::load_now`].
-    #[inline]
-    pub fn load_now(&self, now: Instant) -> u64 {
-        u64::from(self.own) + if self.is_reported(now) { u64::from(self.others) } else { 0 }
-    }
-
-    /// What it was given lately, for each share of the fleet's work that it should have.
-    #[inline]
-    pub fn work_per_share(&self) -> f64 {
-        self.work.prompt / self.shares
+    pub fn seen(&self, now: Instant) -> Seen {
+        let (reported, others) = if self.is_reported(now) { (self.reported, self.others) } else { (0, 0) };
+        Seen {
+            load: u64::from(self.own) + u64::from(others),
+            open: self.ready & self.easy & (self.own.max(reported) < self.most),
+        }
     }
 
     #[inline]

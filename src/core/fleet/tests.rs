@@ -334,8 +334,8 @@ proptest! {
             for listed in fleet.listed(&model) {
                 let (glance, worker) = (listed.glance(), listed.worker());
                 prop_assert_eq!(*glance, Glance::of(worker, glance.slot()));
-                prop_assert_eq!(glance.load_now(now), worker.load_now(now));
-                if glance.is_open_everywhere(now) {
+                prop_assert_eq!(glance.seen(now).load, worker.load_now(now));
+                if glance.seen(now).open {
                     let closer = |rank| !worker.is_marked(rank, now) && !worker.is_full(rank, now);
                     prop_assert!(worker.is_ready(now) && !worker.is_leaving(now) && closer(None));
                     prop_assert!(worker.spec.ranks.iter().all(|rank| closer(Some(rank))));

@@ -55,14 +55,15 @@ fn least_of<'c, 'f>(
 where
     'f: 'c,
 {
-    let (mut least, mut tied) = ((f64::INFINITY, f64::INFINITY), Vec::<&Candidate<'_>>::new());
+    let mut least = (f64::INFINITY, f64::INFINITY);
+    let mut tied = Vec::<&Candidate<'_>>::with_capacity(candidates.as_slice().len());
     for candidate in among {
         let load = candidates.relative_load(candidate);
         if load > least.0 {
             continue;
         }
         // Of those that are equally busy now, mostly not at all, the one that was given less lately; then chance.
-        let work = candidate.glance().work_per_share();
+        let work = candidate.glance().work_per_share;
         if load < least.0 || work < least.1 {
             least = (load, work);
             tied.clear();

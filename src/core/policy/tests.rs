@@ -20,7 +20,7 @@ const ALL: [PolicyKind; PolicyKind::NAMED.len()] = [
 fn candidates(fleet: &Fleet) -> Candidates<'_> {
     let now = start();
     let model = model("m");
-    let of = |listed: Listed<'_>| listed.glance().load_now(now);
+    let of = |listed: Listed<'_>| listed.glance().seen(now).load;
     let all = fleet.listed(&model).map(|listed| Candidate::new(listed, RankThere::Any, of(listed)));
     Candidates::new(all.collect()).expect("there are some")
 }
