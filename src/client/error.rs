@@ -65,6 +65,12 @@ pub enum ClientError {
     /// A message was lost or repeated, or answers of two attempts met.
     #[error(transparent)]
     Sequence(#[from] SequenceError),
+    /// One reply goes on and on.
+    #[error("a reply is larger than {max} bytes")]
+    ReplyTooLarge {
+        /// The most that one may have, in however many messages.
+        max: usize,
+    },
     /// A message that is neither numbered nor an error: its sender does not speak the protocol.
     #[error("a reply message has neither Rankpin-Seq nor an error")]
     Unnumbered,
@@ -101,6 +107,7 @@ impl ClientError {
             | Self::Deadline(_)
             | Self::Sequence(_)
             | Self::Unnumbered
+            | Self::ReplyTooLarge { .. }
             | Self::Overflow { .. } => None,
         }
     }

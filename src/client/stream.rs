@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use futures_util::{Stream, StreamExt as _};
 use tokio::time::{Instant, Sleep};
 
@@ -16,7 +16,7 @@ use super::{Shared, StoredBody};
 use crate::core::id::{DpRank, Placement, RequestId, WorkerId};
 use crate::nats::{Headers, Inbound, NO_RESPONDERS};
 use crate::wire::header;
-use crate::wire::reply::{self, ReplyHead};
+use crate::wire::reply::{self, MAX_REPLY_BYTES, ReplyHead};
 
 /// How much longer than its deadline a request is waited for: the router ends it and says so.
 const DEADLINE_GRACE: Duration = Duration::from_secs(2);
@@ -65,6 +65,8 @@ pub struct ReplyStream {
     opened: Opened,
     sequence: Sequence,
     served: Option<Served>,
+    /// What has come of a reply that goes on in further messages.
+    begun: Option<Begun>,
     patience: Patience,
     silence: Duration,
     until: Option<Instant>,
@@ -72,6 +74,13 @@ pub struct ReplyStream {
     state: State,
     /// What the request's body lies in, until it has ended.
     stored: Option<StoredBody>,
+}
+
+/// A reply of which more is to come: its first message, and the payload as far as it has come.
+#[derive(Debug)]
+struct Begun {
+    first: Chunk,
+    payload: BytesMut,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -101,6 +110,7 @@ impl ReplyStream {
             opened,
             sequence: Sequence::new(),
             served: None,
+            begun: None,
             silence: patience.first,
             patience,
             until,
@@ -189,7 +199,27 @@ impl ReplyStream {
             self.wait_for(self.patience.idle);
         }
         let Inbound { payload, headers, .. } = message;
-        Ok(Some(Chunk { payload, headers, content_type: head.content_type, last: head.last }))
+        let chunk = Chunk { payload, headers, content_type: head.content_type, last: head.last };
+        self.join(chunk, head.continues && !head.last)
+    }
+
+    /// Puts together a reply that came in several messages; gives it once it is whole.
+    fn join(&mut self, chunk: Chunk, continues: bool) -> Result<Option<Chunk>, ClientError> {
+        if !continues && self.begun.is_none() {
+            return Ok(Some(chunk));
+        }
+        let last = chunk.last;
+        let payload = chunk.payload.clone();
+        let begun = self.begun.get_or_insert_with(|| Begun { first: chunk, payload: BytesMut::new() });
+        if begun.payload.len() + payload.len() > MAX_REPLY_BYTES {
+            return Err(ClientError::ReplyTooLarge { max: MAX_REPLY_BYTES });
+        }
+        begun.payload.extend_from_slice(&payload);
+        if continues {
+            return Ok(None);
+        }
+        let whole = self.begun.take();
+        Ok(whole.map(|Begun { first, payload }| Chunk { payload: payload.freeze(), last, ..first }))
     }
 
     fn poll_chunk(&mut self, cx: &mut Context<'_>) -> Poll<Result<Chunk, ClientError>> {

@@ -147,9 +147,10 @@ impl From<ClientError> for Problem {
             }
             ClientError::Idle(_) => Self::new(StatusCode::GATEWAY_TIMEOUT, "answer_timeout", words),
             ClientError::Deadline(_) => Self::new(StatusCode::GATEWAY_TIMEOUT, "deadline", words),
-            ClientError::Sequence(_) | ClientError::Unnumbered | ClientError::Overflow { .. } => {
-                Self::new(StatusCode::BAD_GATEWAY, "broken_reply", words)
-            }
+            ClientError::Sequence(_)
+            | ClientError::Unnumbered
+            | ClientError::ReplyTooLarge { .. }
+            | ClientError::Overflow { .. } => Self::new(StatusCode::BAD_GATEWAY, "broken_reply", words),
         }
     }
 }

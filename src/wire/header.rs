@@ -63,6 +63,8 @@ pub const EVENT: &str = "Rankpin-Event";
 pub const SEQ: &str = "Rankpin-Seq";
 /// `Rankpin-Final`: `true` on the last reply message.
 pub const FINAL: &str = "Rankpin-Final";
+/// `Rankpin-Continues`: `true` on a reply message whose payload goes on in the next one.
+pub const CONTINUES: &str = "Rankpin-Continues";
 /// `Rankpin-Given-Up`: `1` on a cancel of an attempt whose end the router tells, or another attempt.
 pub const GIVEN_UP: &str = "Rankpin-Given-Up";
 /// `Rankpin-Probe`: `1` on a probe of a worker's cancel subject.

@@ -53,6 +53,9 @@ pub fn error_message(payload: &[u8]) -> Option<String> {
     serde_json::from_slice::<Lenient>(payload).ok().map(|body| body.error.message)
 }
 
+/// Most bytes that one reply may have, in however many messages.
+pub const MAX_REPLY_BYTES: usize = 64 * 1024 * 1024;
+
 /// Headers of one reply message.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ReplyHead {
@@ -64,6 +67,8 @@ pub struct ReplyHead {
     pub attempt: Option<u32>,
     /// `Rankpin-Final: true`.
     pub last: bool,
+    /// `Rankpin-Continues: true`.
+    pub continues: bool,
     /// `Rankpin-Worker`, on the first message.
     pub worker: Option<String>,
     /// `Rankpin-Dp-Rank`, on the first message, where there is a rank.
@@ -81,7 +86,7 @@ pub struct ReplyHead {
 impl ReplyHead {
     /// Reads the headers of a reply message. Values that are no numbers where numbers belong are as if missing.
     pub fn read<'h>(headers: impl Iterator<Item = (&'h str, &'h str)> + Clone) -> Self {
-        const NAMES: [&str; 11] = [
+        const NAMES: [&str; 12] = [
             header::SEQ,
             header::ATTEMPT,
             header::REQUEST_ID,
@@ -93,17 +98,32 @@ impl ReplyHead {
             header::SERVICE_ERROR_CODE,
             header::SERVICE_ERROR,
             header::RETRY_AFTER,
+            header::CONTINUES,
         ];
         // One pass: it is made for every token of every answer.
-        let [seq, attempt, request_id, last, worker, dp_rank, decision, content_type, code, word, retry_after] =
-            header::find_all(headers, NAMES);
+        let [
+            seq,
+            attempt,
+            request_id,
+            last,
+            worker,
+            dp_rank,
+            decision,
+            content_type,
+            code,
+            word,
+            retry_after,
+            continues,
+        ] = header::find_all(headers, NAMES);
+        let is_true = |value: Option<&str>| value.is_some_and(|value| value.eq_ignore_ascii_case("true"));
         let text = |value: Option<&str>| value.map(str::to_owned);
         let code = code.and_then(|code| code.parse().ok());
         Self {
             request_id: text(request_id),
             seq: seq.and_then(|v| v.parse().ok()),
             attempt: attempt.and_then(|v| v.parse().ok()),
-            last: last.is_some_and(|v| v.eq_ignore_ascii_case("true")),
+            last: is_true(last),
+            continues: is_true(continues),
             worker: text(worker),
             dp_rank: dp_rank.and_then(|v| v.parse().ok()),
             decision: text(decision),

@@ -19,13 +19,15 @@ use crate::nats::{Lines, Link, Subject};
 use crate::wire::Encoding;
 use crate::wire::event::{self, Finished};
 use crate::wire::header;
-use crate::wire::reply::ErrorBody;
+use crate::wire::reply::{ErrorBody, MAX_REPLY_BYTES};
 use crate::wire::subject::Subjects;
 
 /// Seconds after which a frontend may try again, with 429 and 503.
 const RETRY_AFTER_S: u64 = 1;
 /// Room for the headers of most replies, in bytes.
 const HEAD: usize = 256;
+/// Room that is left for headers in a message that holds as much of a reply as it can, in bytes.
+const HEADROOM: usize = 8 * 1024;
 
 /// Why a reply was not sent.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -33,12 +35,12 @@ pub enum ReplyError {
     /// The request is to be given up: stop working on it.
     #[error("the request was given up")]
     GivenUp(CancelReason),
-    /// The reply with its headers is larger than the server takes.
-    #[error("the reply is {size} bytes with its headers, the NATS server takes {max} (max_payload)")]
+    /// The reply is larger than replies may be, or with its headers, where it can't be divided, larger than the server takes.
+    #[error("the reply is {size} bytes, at most {max} can be sent")]
     TooLarge {
-        /// Bytes of headers and payload.
+        /// Its bytes.
         size: usize,
-        /// The server's `max_payload`.
+        /// The limit.
         max: usize,
     },
     /// The final reply was sent already.
@@ -195,12 +197,31 @@ impl ReplyStream {
         self.publish(self.head(Place::Last), Bytes::new(), Place::Last).await
     }
 
-    async fn reply(&mut self, payload: Bytes, event: Option<&str>, place: Place) -> Result<(), ReplyError> {
+    /// Sends a reply, in several messages where one can't hold it.
+    async fn reply(&mut self, mut payload: Bytes, event: Option<&str>, place: Place) -> Result<(), ReplyError> {
+        let (size, max) = (payload.len(), MAX_REPLY_BYTES);
+        if size > max {
+            return Err(ReplyError::TooLarge { size, max });
+        }
+        let max = self.outlet.max_payload();
+        let room = max - HEADROOM.min(max / 2);
+        let mut event = event;
+        while payload.len() > room {
+            let mut headers = self.reply_head(event.take(), Place::Middle)?;
+            headers.push(header::CONTINUES, "true");
+            self.publish(headers, payload.split_to(room), Place::Middle).await?;
+        }
+        let headers = self.reply_head(event, place)?;
+        self.publish(headers, payload, place).await
+    }
+
+    fn reply_head(&self, event: Option<&str>, place: Place) -> Result<Lines, ReplyError> {
         if let Some(reason) = self.cancel.reason() {
             return Err(ReplyError::GivenUp(reason));
         }
         let mut headers = self.head(place);
-        if self.seq == 0 {
+        // As the head has it: a job's final message stands for all.
+        if self.seq == 0 || (self.is_job() && place == Place::Last) {
             headers.append(&self.first);
             if let Some(media_type) = &self.content_type {
                 headers.push(header::CONTENT_TYPE, media_type);
@@ -209,7 +230,7 @@ impl ReplyStream {
         if let Some(event) = event {
             headers.push(header::SSE_EVENT, event);
         }
-        self.publish(headers, payload, place).await
+        Ok(headers)
     }
 
     fn head(&self, place: Place) -> Lines {

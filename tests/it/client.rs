@@ -247,6 +247,30 @@ async fn dropping_a_stream_cancels_and_reading_it_to_the_end_does_not() {
 }
 
 #[tokio::test]
+async fn a_reply_in_several_messages_is_one_chunk() {
+    let mut stage = Stage::set(|_| {}).await;
+    let (mut stream, sent) = stage.send(request()).await;
+    let more = ("Rankpin-Continues", "true");
+    stage.reply(&sent, &[("Rankpin-Attempt", "1"), ("Rankpin-Seq", "0"), ("Rankpin-Sse-Event", "e"), more], "a").await;
+    stage.reply(&sent, &[("Rankpin-Attempt", "1"), ("Rankpin-Seq", "1"), more], "b").await;
+    stage.chunk(&sent, "1", "2", "c").await;
+    stage.last(&sent, "1", "3", "d").await;
+    let whole = stream.next().await.expect("a chunk").expect("no error");
+    assert_eq!(
+        (&whole.payload[..], whole.headers.find("Rankpin-Sse-Event"), whole.last),
+        (&b"abc"[..], Some("e"), false)
+    );
+    assert_eq!(text(&mut stream).await, "d");
+    assert!(stream.next().await.is_none());
+
+    // A piece that is missing is missed.
+    let (mut stream, sent) = stage.send(request()).await;
+    stage.reply(&sent, &[("Rankpin-Attempt", "1"), ("Rankpin-Seq", "0"), more], "a").await;
+    stage.last(&sent, "1", "2", "c").await;
+    assert!(matches!(failure(&mut stream).await, ClientError::Sequence(_)));
+}
+
+#[tokio::test]
 async fn what_is_too_large_or_too_many_is_not_published() {
     let config = "max_payload: 4096".to_owned();
     let server = NatsServer::start_with(Options { jetstream: false, config, ..Options::default() });

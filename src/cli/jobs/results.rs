@@ -138,12 +138,9 @@ async fn print_one(jobs: &Jobs, result: &JobResult) -> anyhow::Result<()> {
     if let Some(failure) = &result.failure {
         bail!("job {} has failed: {} {}: {}", result.id, failure.status, failure.code, failure.message);
     }
-    let mut messages = jobs.parts(result).await?;
-    if !result.payload.is_empty() || messages.is_empty() {
-        messages.push(result.payload.clone());
-    }
+    let replies = jobs.replies(result).await?;
     let mut out = std::io::stdout().lock();
-    for message in messages {
+    for message in replies {
         out.write_all(&message).and_then(|()| out.write_all(b"\n")).context("cannot write to stdout")?;
     }
     Ok(())
@@ -161,15 +158,12 @@ async fn line(jobs: &Jobs, result: &JobResult, custom_id: Option<&str>) -> anyho
         Some(failure) => {
             line["error"] = json!({ "status": failure.status, "code": failure.code, "message": failure.message });
         }
-        None if result.parts == 0 => {
-            line["response"] = json!({ "status_code": 200, "body": body(&result.payload) });
-        }
         None => {
-            let mut parts: Vec<Value> = jobs.parts(result).await?.iter().map(|part| body(part)).collect();
-            if !result.payload.is_empty() {
-                parts.push(body(&result.payload));
-            }
-            line["response"] = json!({ "status_code": 200, "parts": parts });
+            let replies: Vec<Value> = jobs.replies(result).await?.iter().map(|reply| body(reply)).collect();
+            line["response"] = match &replies[..] {
+                [whole] => json!({ "status_code": 200, "body": whole }),
+                parts => json!({ "status_code": 200, "parts": parts }),
+            };
         }
     }
     Ok(line)

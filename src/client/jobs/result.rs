@@ -2,7 +2,7 @@
 
 use std::time::SystemTime;
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 
 use super::{JobError, Jobs};
 use crate::core::id::RequestId;
@@ -25,9 +25,10 @@ pub struct JobResult {
     pub worker: Option<(String, Option<u16>)>,
     /// Media type of the answer.
     pub content_type: Option<String>,
-    /// The whole answer, or of a streamed one what its last message holds, which may be nothing.
+    /// What its last message holds: the whole answer where there are no parts, else what is left of it, which may be nothing.
+    /// [`Jobs::replies`] has all of it.
     pub payload: Bytes,
-    /// Number of messages before the last one: the parts of a streamed answer.
+    /// Number of messages before the last one: the parts of an answer that is streamed, or that one message can't hold.
     pub parts: u64,
     /// When it was stored, by the server's clock.
     pub stored: SystemTime,
@@ -69,9 +70,32 @@ impl Jobs {
         }
     }
 
-    /// The parts of a streamed answer, in order: each one server-sent event's data. The last message's payload, which is
-    /// not among them, comes after.
-    pub async fn parts(&self, result: &JobResult) -> Result<Vec<Bytes>, JobError> {
+    /// The replies of an answer, in order: of a streamed one each server-sent event's data, of any other the whole, in however
+    /// many messages it came.
+    pub async fn replies(&self, result: &JobResult) -> Result<Vec<Bytes>, JobError> {
+        let mut replies = Vec::new();
+        let mut begun = BytesMut::new();
+        for (payload, continues) in self.messages(result).await? {
+            if begun.is_empty() && !continues {
+                replies.push(payload);
+                continue;
+            }
+            begun.extend_from_slice(&payload);
+            if !continues {
+                replies.push(begun.split().freeze());
+            }
+        }
+        if !begun.is_empty() {
+            begun.extend_from_slice(&result.payload);
+            replies.push(begun.freeze());
+        } else if !result.payload.is_empty() || replies.is_empty() {
+            replies.push(result.payload.clone());
+        }
+        Ok(replies)
+    }
+
+    /// The messages before the last one, in order, and whether each goes on in the next.
+    async fn messages(&self, result: &JobResult) -> Result<Vec<(Bytes, bool)>, JobError> {
         let subject = self.subjects.result_part(&result.id, result.attempt);
         let results = self.results();
         let mut parts = Vec::new();
@@ -81,13 +105,14 @@ impl Jobs {
             let Some(message) = stored else { break };
             from = message.sequence + 1;
             let Ok(headers) = message.headers() else { continue };
-            if let Some(seq) = ReplyHead::read(headers.iter()).seq {
-                parts.push((seq, message.payload));
+            let head = ReplyHead::read(headers.iter());
+            if let Some(seq) = head.seq {
+                parts.push((seq, message.payload, head.continues));
             }
         }
         // They were acknowledged one by one, so this is how they stand; a worker of another make may not wait.
-        parts.sort_by_key(|(seq, _)| *seq);
-        Ok(parts.into_iter().map(|(_, payload)| payload).collect())
+        parts.sort_by_key(|(seq, ..)| *seq);
+        Ok(parts.into_iter().map(|(_, payload, continues)| (payload, continues)).collect())
     }
 
     pub(super) fn results(&self) -> String {

@@ -79,10 +79,16 @@ async fn pour(
     mut errors: DuplexStream,
 ) -> Result<(), Stopped> {
     for entry in entries {
-        let result = match &entry.refused {
+        let mut result = match &entry.refused {
             Some(_) => None,
             None => jobs.result(&entry.job).await?,
         };
+        // An answer that one message can't hold stands in several.
+        if let Some(result) = result.as_mut().filter(|result| result.parts > 0)
+            && let [whole] = &jobs.replies(result).await?[..]
+        {
+            result.payload = whole.clone();
+        }
         let is_answer = result.as_ref().is_some_and(|result| result.failure.is_none());
         let mut line = serde_json::to_vec(&written(record, entry, result.as_ref())).expect("a line is plain data");
         line.push(b'\n');

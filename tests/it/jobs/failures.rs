@@ -243,7 +243,8 @@ async fn a_stopping_router_finishes_and_acknowledges_what_runs() {
     cluster.routers.remove(0).ended().await;
     // There is no router any more that could acknowledge it later.
     let overview = jobs.overview().await.expect("the server answers");
-    assert_eq!((overview.running, overview.pending, overview.done), (0, 1, 1));
+    // The other job waits. It may have been on its way to this router when that was told, and is then given back.
+    assert_eq!((overview.running + overview.pending, overview.done), (1, 1));
     assert_eq!(worker.count(), 1);
 }
 

@@ -7,6 +7,8 @@ use rankpin::client::jobs::{JobResult, Jobs};
 use rankpin::wire::event::Outcome;
 
 use super::{connect, id, stored};
+use crate::support::NatsServer;
+use crate::support::server::Options;
 use crate::worker::{Attempt, Field};
 
 struct Scene {
@@ -16,7 +18,10 @@ struct Scene {
 
 impl Scene {
     async fn new() -> Self {
-        let field = Field::new().await;
+        Self::on(Field::new().await).await
+    }
+
+    async fn on(field: Field) -> Self {
         let config = stream::Config {
             name: "rankpin_results".into(),
             subjects: vec!["rankpin.result.>".into()],
@@ -44,6 +49,20 @@ impl Scene {
 }
 
 #[tokio::test]
+async fn an_answer_that_a_message_does_not_hold_is_one_answer_all_the_same() {
+    let options = Options { config: "max_payload: 2048".into(), ..Default::default() };
+    let scene = Scene::on(Field::on(NatsServer::start_with(options)).await).await;
+    let _worker = scene.field.worker(0, 1).await;
+    let mut attempt = scene.dispatch("j", "1", "large").await;
+    attempt.accepted().await;
+    attempt.finished(Outcome::Ok).await;
+    let result = scene.result("j").await.expect("it stands before it is finished");
+    assert_eq!((result.parts, result.failure.clone()), (3, None));
+    let replies = scene.jobs.replies(&result).await.expect("the server answers");
+    assert_eq!(replies.iter().map(|reply| reply.len()).collect::<Vec<_>>(), [4096]);
+}
+
+#[tokio::test]
 async fn parts_stand_under_their_attempt_and_the_end_under_the_job() {
     let scene = Scene::new().await;
     let _worker = scene.field.worker(0, 1).await;
@@ -53,7 +72,7 @@ async fn parts_stand_under_their_attempt_and_the_end_under_the_job() {
     let result = scene.result("j").await.expect("it stands before it is finished");
     assert_eq!((result.attempt, result.parts, result.failure.clone()), (3, 2, None));
     assert_eq!(result.worker, Some(("w".into(), None)));
-    assert_eq!(scene.jobs.parts(&result).await.expect("the server answers"), ["a", "b"]);
+    assert_eq!(scene.jobs.replies(&result).await.expect("the server answers"), ["a", "b"]);
     assert_eq!(scene.stored("rankpin.result.>").await, 3);
 }
 

@@ -96,14 +96,23 @@ async fn a_failing_engine_ends_its_own_request_alone() {
 }
 
 #[tokio::test]
-async fn a_reply_that_nats_does_not_carry_is_an_error_that_says_so() {
+async fn a_reply_that_a_message_does_not_hold_goes_on_in_the_next_ones() {
     let options = Options { config: "max_payload: 2048".into(), ..Default::default() };
     let field = Field::on(NatsServer::start_with(options)).await;
     let _worker = field.worker(0, 1).await;
     let mut attempt = field.dispatch("any", "r", "large", &[]).await;
     attempt.accepted().await;
-    assert_eq!(attempt.reply().await.0.error, Some((413, "payload_too_large".into())));
-    attempt.finished(Outcome::Error).await;
+    let mut whole = 0;
+    for seq in 0.. {
+        let (head, payload) = attempt.reply().await;
+        assert_eq!((head.error, head.seq, head.continues), (None, Some(seq), !head.last));
+        whole += payload.len();
+        if head.last {
+            break;
+        }
+    }
+    assert_eq!(whole, 4096);
+    attempt.finished(Outcome::Ok).await;
 }
 
 #[tokio::test]
