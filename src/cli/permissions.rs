@@ -9,7 +9,7 @@ use clap::ValueEnum;
 use serde_json::json;
 
 use super::output;
-use crate::core::id::{Namespace, WorkerId};
+use crate::core::id::{NameError, Namespace, WorkerId};
 use crate::nats::login;
 use crate::ops::permissions::{Proof, Role, User, needs, server_config};
 
@@ -32,8 +32,8 @@ pub struct Args {
     #[arg(long, env = "RANKPIN_NAMESPACE", value_name = "NAME", default_value = "rankpin", value_parser = Namespace::new)]
     namespace: Namespace,
 
-    /// Name of the account [default: the namespace in upper case]
-    #[arg(long, value_name = "NAME")]
+    /// Name of the account, of A-Z a-z 0-9 _ - [default: the namespace in upper case]
+    #[arg(long, value_name = "NAME", value_parser = account)]
     account: Option<String>,
 
     /// A frontend; may be given several times
@@ -112,6 +112,11 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
     let path = out.join("rankpin.conf");
     std::fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))?;
     output::line(&format!("{}: {} users", path.display(), users.len()))
+}
+
+/// A name that stands in the server's configuration as it is: of the same characters as a worker's.
+fn account(text: &str) -> Result<String, NameError> {
+    WorkerId::new(text).map(|name| name.to_string())
 }
 
 impl Args {
