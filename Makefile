@@ -1,6 +1,6 @@
 # What this project is worked on with; `make` alone lists it.
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-otel test-sdk test-agents test-compose test-vllm check-deploy chaos chaos-jobs bench bench-gateway fuzz fmt lint docs schemas sbom audit permissions
+.PHONY: help demo test test-otel test-sdk test-agents test-compose test-vllm check-deploy chaos chaos-jobs bench bench-gateway instructions fuzz fmt lint docs schemas sbom audit permissions
 
 help: ## List what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -20,6 +20,9 @@ PEERS ?=
 bench-gateway: ## Measure gateway, router and bridge beside direct HTTP and other routers: make bench-gateway PEERS=venv
 	cargo build --locked --release
 	RANKPIN_NATS_SERVER="$$(scripts/nats-server)" scripts/bench-gateway --rankpin target/release/rankpin $(addprefix --peers ,$(PEERS))
+
+instructions: ## Count the instructions of decisions, keys and requests, and compare them with those on record
+	scripts/instructions
 
 test: ## Run all tests, the integration tests against a real NATS server
 	RANKPIN_NATS_SERVER="$$(scripts/nats-server)" && export RANKPIN_NATS_SERVER && cargo test --locked
