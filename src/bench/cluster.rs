@@ -6,11 +6,12 @@ use std::time::Duration;
 use tempfile::TempDir;
 
 use super::bodies::Turn;
+use super::forwarder::make_bucket;
 use super::load::{Aim, Generator, SessionFrom, Watched};
-use super::{Accepts, BenchError, Decides, Options, Way};
+use super::{Accepts, BenchError, Decides, Firsts, Options, Way};
 use crate::core::id::{DpRank, Model, Namespace, WorkerId};
 use crate::local::{self, LocalError, NatsServer, Process};
-use crate::nats::{Access, LinkOptions};
+use crate::nats::{Access, Link, LinkOptions};
 use crate::wire::subject::Subjects;
 
 /// How long a cluster that runs is asked until it answers.
@@ -40,6 +41,7 @@ pub struct Running {
 pub(super) struct Cluster {
     // In the order in which they end; the directory goes last.
     forwarder: Process,
+    storing: Option<Process>,
     own: Option<Own>,
     target: Running,
     forwarded: String,
@@ -48,7 +50,7 @@ pub(super) struct Cluster {
 
 #[derive(Debug)]
 struct Own {
-    router: Process,
+    routers: Vec<Process>,
     worker: Process,
     server: NatsServer,
 }
@@ -69,20 +71,32 @@ impl Cluster {
                     worker: WorkerId::new("echo").expect("a valid name"),
                     rank: DpRank(0),
                 };
-                let router = Process::start("router", router(&target, server.url(), options.decides)?, dir.path())?;
+                let start = || Process::start("router", router(&target, server.url(), options.decides)?, dir.path());
+                let routers = (0..options.routers).map(|_| start()).collect::<Result<_, _>>()?;
                 let worker = Process::start("worker", worker(&target, server.url(), options.accepts)?, dir.path())?;
-                (Some(Own { router, worker, server }), target)
+                (Some(Own { routers, worker, server }), target)
             }
         };
         // A subject of this run: two benches of one cluster don't forward for each other.
         let forwarded = format!("{}.bench.{}", target.namespace, uuid::Uuid::new_v4().simple());
-        let mut command = local::process::ourselves()?;
-        // As variables: flags are seen by other users of the machine.
-        command.arg("bench-forwarder").envs(target.access.environment());
         let to = Subjects::new(target.namespace.clone()).rank(&target.worker, target.rank);
-        command.args(["--from", &forwarded, "--to", &to]);
-        let forwarder = Process::start("forwarder", command, dir.path())?;
-        Ok(Self { forwarder, own, target, forwarded, _dir: dir })
+        let forwarder = |from: &str, more: &[&str]| {
+            let mut command = local::process::ourselves()?;
+            // As variables: flags are seen by other users of the machine.
+            command.arg("bench-forwarder").envs(target.access.environment());
+            command.args(["--from", from, "--to", &to]).args(more);
+            Process::start("forwarder", command, dir.path())
+        };
+        let storing = match options.firsts {
+            Firsts::No => None,
+            Firsts::Too => {
+                let bucket = format!("{}_bench", target.namespace);
+                make_bucket(&Link::open(target.link.clone()).await?, &bucket).await?;
+                Some(forwarder(&format!("{forwarded}.stored"), &["--store", &bucket])?)
+            }
+        };
+        let forwarder = forwarder(&forwarded, &[])?;
+        Ok(Self { forwarder, storing, own, target, forwarded, _dir: dir })
     }
 
     /// How the generator connects.
@@ -95,6 +109,7 @@ impl Cluster {
         for way in Way::OF_NAMED {
             let aim = self.aim(way, 1);
             let mut processes = vec![&mut self.forwarder];
+            processes.extend(&mut self.storing);
             let Some(own) = &mut self.own else {
                 let answered = async {
                     while !generator.answered(&aim).await {
@@ -106,7 +121,8 @@ impl Cluster {
                     .map_err(|_| BenchError::NoAnswer { way, after: ANSWER_TIMEOUT })?;
                 continue;
             };
-            processes.extend([&mut own.worker, &mut own.router]);
+            processes.push(&mut own.worker);
+            processes.extend(&mut own.routers);
             local::ready(&mut processes, async || generator.answered(&aim).await.then_some(())).await?;
         }
         Ok(())
@@ -120,6 +136,8 @@ impl Cluster {
         match way {
             Way::Direct => to_worker(subjects.rank(&self.target.worker, self.target.rank)),
             Way::Forwarded => to_worker(self.forwarded.clone()),
+            Way::Stored => to_worker(format!("{}.stored", self.forwarded)),
+            Way::First => self.routed(u64::MAX, SessionFrom::Fresh, Turn::Late),
             Way::Decided => {
                 let subject = subjects.decide(&self.target.model);
                 Aim::Decide { subject, sessions }
@@ -145,8 +163,12 @@ impl Cluster {
         match way {
             Way::Direct => {}
             Way::Forwarded => all.push(Watched { name: "forwarder", id: self.forwarder.id() }),
-            Way::Routed | Way::Derived | Way::Decided => {
-                all.extend(self.own.as_ref().map(|own| Watched { name: "router", id: own.router.id() }));
+            Way::Stored => {
+                all.extend(self.storing.iter().map(|process| Watched { name: "forwarder", id: process.id() }))
+            }
+            Way::Routed | Way::Derived | Way::Decided | Way::First => {
+                let routers = self.own.iter().flat_map(|own| &own.routers);
+                all.extend(routers.map(|router| Watched { name: "router", id: router.id() }));
             }
         }
         all

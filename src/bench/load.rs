@@ -45,6 +45,8 @@ pub(super) enum Aim {
 pub(super) enum SessionFrom {
     /// A header names it.
     Header,
+    /// A header names it, and no other request has it.
+    Fresh,
     /// Nothing names it: the body is read.
     Text,
 }
@@ -349,6 +351,7 @@ impl<'g> Run<'g> {
                 let number = serial % sessions;
                 match session {
                     SessionFrom::Header => headers.set(header::SESSION_ID, &format!("bench-{number}")),
+                    SessionFrom::Fresh => headers.set(header::SESSION_ID, &format!("{}-{number}", self.id)),
                     SessionFrom::Text => {}
                 }
                 (subject, Some(inbox.into()), self.generator.bodies.of(number, *turn))

@@ -10,7 +10,7 @@ mod report;
 use std::time::Duration;
 
 pub use cluster::Running;
-pub use forwarder::forward;
+pub use forwarder::{forward, forward_and_store};
 pub use report::{Figures, Level, Report};
 
 use self::bodies::{Bodies, Turn};
@@ -45,6 +45,10 @@ pub struct Options {
     pub accepts: Accepts,
     /// Whether it is measured too what it costs where the generator sends bodies to their ranks itself.
     pub decides: Decides,
+    /// Whether first turns are measured too, each of a session of its own.
+    pub firsts: Firsts,
+    /// How many routers a cluster of our own has.
+    pub routers: usize,
     /// What is measured: a cluster that runs, or one of our own.
     pub running: Option<Running>,
 }
@@ -62,6 +66,15 @@ pub enum Accepts {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Decides {
     /// It is not.
+    No,
+    /// In turns with the other ways.
+    Too,
+}
+
+/// Whether first turns are measured.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Firsts {
+    /// They are not.
     No,
     /// In turns with the other ways.
     Too,
@@ -89,6 +102,10 @@ pub enum Way {
     Derived,
     /// Straight to the rank that the router says, with pinned sessions that a header names.
     Decided,
+    /// Through a forwarder that stores a value for each request before it publishes it again.
+    Stored,
+    /// Through the router, each the first turn of a session that a header names: it is pinned before it is sent on.
+    First,
 }
 
 impl Way {
@@ -106,6 +123,10 @@ impl Way {
             Decides::No => {}
             Decides::Too => ways.push(Self::Decided),
         }
+        match options.firsts {
+            Firsts::No => {}
+            Firsts::Too => ways.extend([Self::Stored, Self::First]),
+        }
         ways
     }
 
@@ -117,6 +138,8 @@ impl Way {
             Self::Routed => "router",
             Self::Derived => "router by text",
             Self::Decided => "router decides",
+            Self::Stored => "storing forwarder",
+            Self::First => "router, first turns",
         }
     }
 }
@@ -133,6 +156,9 @@ pub enum BenchError {
     /// The connection was lost in the middle.
     #[error("the connection to NATS was lost in the middle of a measurement")]
     ConnectionLost,
+    /// The bucket of the storing forwarder can't be made.
+    #[error("the bucket of the storing forwarder can't be made: {0}")]
+    Bucket(String),
     /// Requests fail.
     #[error("requests fail ({}): {problem}", .way.name())]
     Failing {

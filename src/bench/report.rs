@@ -1,5 +1,7 @@
 //! The result: medians over the rounds, as a table or as JSON.
 
+use std::time::Duration;
+
 use comfy_table::presets::NOTHING;
 use comfy_table::{CellAlignment, Table};
 use serde_json::{Value, json};
@@ -38,6 +40,8 @@ pub struct Level {
     pub text_of_named: Option<f64>,
     /// Throughput where the router only decides, as a share of that through the router, where it was measured.
     pub decided_of_routed: Option<f64>,
+    /// Throughput of first turns, as a share of that of a forwarder that stores a value for each, where it was measured.
+    pub first_of_stored: Option<f64>,
 }
 
 /// Medians of one way.
@@ -78,6 +82,7 @@ impl Level {
             router_of_direct: ratio(Way::Routed, Way::Direct),
             forwarder_of_direct: ratio(Way::Forwarded, Way::Direct),
             decided_of_routed: ways.contains(&Way::Decided).then(|| ratio(Way::Decided, Way::Routed)),
+            first_of_stored: ways.contains(&Way::First).then(|| ratio(Way::First, Way::Stored)),
             text_of_named: ways.contains(&Way::Derived).then(|| ratio(Way::Derived, Way::Routed)),
         }
     }
@@ -87,11 +92,14 @@ impl Figures {
     fn of(way: Way, samples: &[&Sample]) -> Self {
         #[expect(clippy::cast_precision_loss, reason = "latencies are below a minute of µs")]
         let quantile = |q| median(samples.iter().map(|s| s.latencies.value_at_quantile(q) as f64));
-        let names = samples.first().map(|s| s.cpu.iter().map(|cpu| cpu.0).collect::<Vec<_>>()).unwrap_or_default();
+        let mut names = samples.first().map(|s| s.cpu.iter().map(|cpu| cpu.0).collect::<Vec<_>>()).unwrap_or_default();
+        // Of several routers all count as one.
+        names.dedup();
         let cpu_us = names.into_iter().map(|name| {
             let of_process = samples.iter().filter_map(|s| {
-                let used = s.cpu.iter().find(|cpu| cpu.0 == name)?.1;
-                Some(used.as_secs_f64() * 1e6 / count(s.answered))
+                let mut used = s.cpu.iter().filter(|cpu| cpu.0 == name).map(|cpu| cpu.1).peekable();
+                used.peek()?;
+                Some(used.sum::<Duration>().as_secs_f64() * 1e6 / count(s.answered))
             });
             (name, median(of_process))
         });
@@ -105,8 +113,8 @@ impl Figures {
             p999_us: quantile(0.999),
             cpu_us: cpu_us.collect(),
             pinned: match way {
-                Way::Direct | Way::Forwarded => None,
-                Way::Routed | Way::Derived | Way::Decided => Some(pinned()),
+                Way::Direct | Way::Forwarded | Way::Stored => None,
+                Way::Routed | Way::Derived | Way::Decided | Way::First => Some(pinned()),
             },
             failed: samples.iter().map(|s| s.failed).sum(),
             lost: samples.iter().map(|s| s.lost).sum(),
@@ -208,6 +216,10 @@ impl Report {
             let Some(ratio) = level.decided_of_routed else { continue };
             text.push_str(&format!("{} in flight: router decides {ratio:.2} of router\n", level.in_flight));
         }
+        for level in &self.levels {
+            let Some(ratio) = level.first_of_stored else { continue };
+            text.push_str(&format!("{} in flight: first turns {ratio:.2} of storing forwarder\n", level.in_flight));
+        }
         text
     }
 
@@ -221,6 +233,7 @@ impl Report {
                 SessionsFrom::Both => "both",
             },
             "rounds": self.options.rounds,
+            "routers": self.options.routers,
             "duration_s": self.options.duration.as_secs_f64(),
             "accepts": matches!(self.options.accepts, Accepts::Yes),
             "messages_per_request": self.messages_per_request,
@@ -258,7 +271,7 @@ fn level_json(level: &Level) -> Value {
                 "failed": figures.failed,
                 "lost": figures.lost,
             });
-            (figures.way.name().replace(' ', "_"), value)
+            (figures.way.name().replace(", ", "_").replace(' ', "_"), value)
         })
         .collect();
     json!({
@@ -269,13 +282,12 @@ fn level_json(level: &Level) -> Value {
         "null_forwarder_of_direct": level.forwarder_of_direct,
         "router_by_text_of_router": level.text_of_named,
         "router_decides_of_router": level.decided_of_routed,
+        "first_turns_of_storing_forwarder": level.first_of_stored,
     })
 }
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use hdrhistogram::Histogram;
 
     use super::*;

@@ -7,7 +7,7 @@ use anyhow::Context as _;
 use indicatif::{ProgressBar, ProgressStyle};
 
 use super::connection::{Connection, Login};
-use crate::bench::{self, Accepts, Decides, Options, Running, SessionsFrom};
+use crate::bench::{self, Accepts, Decides, Firsts, Options, Running, SessionsFrom};
 use crate::core::id::{DpRank, Model, Namespace, WorkerId};
 use crate::nats::access::Urls;
 
@@ -33,6 +33,10 @@ use crate::nats::access::Urls;
 ///   router decides (with --decide): the generator asks the router with the headers alone, and sends the
 ///     body to the rank that it says. Question, placement and a probe of the rank, the body and the
 ///     reply, and both events: 7 messages, of which one carries the request's body.
+///
+///   storing forwarder and router, first turns (with --first-turns): the forwarder stores a value in a
+///     JetStream bucket for each request before it publishes it again, which is the least that a router
+///     can do with a session that nobody has seen: it pins it first. 5 and 7 messages.
 ///
 /// With --nats-url it measures a cluster that runs, and starts only the null forwarder.
 #[derive(Debug, clap::Args)]
@@ -75,6 +79,14 @@ pub struct Args {
     #[arg(long)]
     decide: bool,
 
+    /// Measure first turns too, each of a new session
+    #[arg(long, conflicts_with = "nats_url")]
+    first_turns: bool,
+
+    /// Routers of the cluster that is started
+    #[arg(long, value_name = "N", default_value = "1", value_parser = positive, conflicts_with = "nats_url")]
+    routers: usize,
+
     /// Print JSON in place of a table
     #[arg(long)]
     json: bool,
@@ -109,6 +121,7 @@ Examples:
   rankpin bench --in-flight 64 --duration 2s --accept no --json
   rankpin bench --sessions-from both --payload 65536
   rankpin bench --decide --payload 65536
+  rankpin bench --first-turns --routers 3
   rankpin bench --nats-url nats://127.0.0.1:4222 --model m --worker w1 --rank 4
 
 Build with --release before you believe a number.";
@@ -160,6 +173,8 @@ impl Args {
             rounds: self.rounds,
             accepts: self.accept,
             decides: if self.decide { Decides::Too } else { Decides::No },
+            firsts: if self.first_turns { Firsts::Too } else { Firsts::No },
+            routers: self.routers,
             running,
         })
     }
@@ -190,9 +205,17 @@ pub struct ForwarderArgs {
     /// Subject to publish to
     #[arg(long, value_name = "SUBJECT")]
     to: String,
+
+    /// Bucket in which a value is stored for each message before it is published
+    #[arg(long, value_name = "BUCKET")]
+    store: Option<String>,
 }
 
 pub(super) async fn run_forwarder(args: ForwarderArgs) -> anyhow::Result<()> {
     let link = args.connection.link("rankpin bench-forwarder")?;
-    bench::forward(link, &args.from, &args.to).await.context("cannot forward")
+    match &args.store {
+        Some(bucket) => bench::forward_and_store(link, &args.from, &args.to, bucket).await,
+        None => bench::forward(link, &args.from, &args.to).await,
+    }
+    .context("cannot forward")
 }

@@ -148,3 +148,24 @@ async fn sessions_from_the_text_are_measured_beside_named_ones() {
     }
     nothing_is_left(&dir);
 }
+
+#[tokio::test]
+async fn first_turns_are_measured_beside_a_forwarder_that_stores_and_by_several_routers() {
+    let dir = directory();
+    let args =
+        "bench --json --first-turns --routers 2 --in-flight 4 --duration 200ms --warmup 0s --rounds 1 --sessions 20";
+    let args: Vec<&str> = args.split_whitespace().collect();
+    let mut bench = Process::start("bench", rankpin(&args, &dir), dir.path());
+    let status = bench.wait(LONG).await;
+    let log = bench.log();
+    assert!(status.success(), "{log}");
+    let result: serde_json::Value = serde_json::from_str(&log).expect("only JSON is printed");
+    let level = &result["levels"][0];
+    assert!(level["first_turns_of_storing_forwarder"].as_f64().is_some_and(|ratio| ratio > 0.0), "{level}");
+    for way in ["storing_forwarder", "router_first_turns"] {
+        let way = &level["ways"][way];
+        assert_eq!((way["failed"].as_u64(), way["lost"].as_u64()), (Some(0), Some(0)), "{way}");
+    }
+    assert_eq!(level["ways"]["router_first_turns"]["pinned_share"].as_f64(), Some(0.0), "each session is new");
+    nothing_is_left(&dir);
+}
