@@ -176,6 +176,18 @@ pub(super) static AFFINITY: Setting = Setting::new(
     "How strongly a session holds to its worker and rank: hard never leaves them while they exist, soft leaves them \
      when they are overloaded, off reads no session at all",
 );
+pub(super) static PARTITIONS: Setting = Setting::new(
+    "partitions",
+    "COUNT",
+    "1",
+    "Into how many partitions the sessions of the namespace are divided, each with a bucket of pins of its own; chosen when \
+     the namespace is made, the same in every router (docs/scale.md)",
+);
+pub(super) static PARTITION: Setting = Setting::optional(
+    "partition",
+    "LIST",
+    "Which of them this router serves and mirrors, from 0, such as 0-15 or 0,3,7-9; without it, all",
+);
 pub(super) static PIN_TTL: Setting =
     Setting::new("pin_ttl", "DURATION", "1h", "How long a session that is not used stays pinned");
 pub(super) static MAX_DERIVED_PINS: Setting = Setting::new(
@@ -331,7 +343,7 @@ pub(super) static JOBS_DUPLICATE_WINDOW: Setting = Setting::new(
 );
 
 /// All settings that may stand in the file, in the order of the help.
-pub static SETTINGS: [&Setting; 46] = [
+pub static SETTINGS: [&Setting; 48] = [
     &NATS_URL,
     &CONTEXT,
     &CREDS,
@@ -356,6 +368,8 @@ pub static SETTINGS: [&Setting; 46] = [
     &SESSION_HEADERS,
     &SESSION_BODY_FIELDS,
     &GROUP_SUBAGENTS,
+    &PARTITIONS,
+    &PARTITION,
     &PIN_TTL,
     &MAX_DERIVED_PINS,
     &ACCEPT_TIMEOUT,

@@ -64,6 +64,11 @@ impl PinKey {
         Self([half(hash >> 64), half(hash)])
     }
 
+    /// Its first 16 hex digits, as a number.
+    pub fn first_half(self) -> u64 {
+        self.0[0]
+    }
+
     /// Reads the 32 lower-case hex digits of a bucket key.
     pub fn parse(text: &str) -> Option<Self> {
         let hex = |b: u8| b.is_ascii_digit() || (b'a'..=b'f').contains(&b);

@@ -183,19 +183,20 @@ impl Mirror {
         }
     }
 
-    /// Drops what is too old, at most `most` ages in one call. Buckets that only have a max age expire silently, so
-    /// the mirror goes by its own clock.
-    pub fn expire(&mut self, now: Instant, most: usize) {
-        for _ in 0..most {
-            let Some(&(stored, key, revision)) = self.ages.front() else { return };
+    /// Drops what is too old, at most `most` ages in one call. Returns how many ages were looked at. Buckets that only
+    /// have a max age expire silently, so the mirror goes by its own clock.
+    pub fn expire(&mut self, now: Instant, most: usize) -> usize {
+        for looked in 0..most {
+            let Some(&(stored, key, revision)) = self.ages.front() else { return looked };
             if now.saturating_duration_since(stored) < self.ttl {
-                return;
+                return looked;
             }
             self.ages.pop_front();
             if self.entries.get(&key).is_some_and(|entry| entry.revision == revision) {
                 self.forget(key);
             }
         }
+        most
     }
 
     /// Keys known, deleted ones included.

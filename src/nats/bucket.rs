@@ -92,6 +92,8 @@ pub struct BucketInfo {
     pub max_age: Duration,
     /// Servers that keep it.
     pub replicas: usize,
+    /// What whoever made it says of it.
+    pub description: String,
 }
 
 /// One change, from a watch.
@@ -258,6 +260,7 @@ impl Bucket {
                 history: info.config.max_messages_per_subject,
                 max_age: info.config.max_age,
                 replicas: info.config.num_replicas,
+                description: info.config.description.unwrap_or_default(),
             }),
             Ok(Err(error)) => {
                 let cause =
@@ -323,14 +326,21 @@ impl Bucket {
 
     /// Makes the bucket, kept by one server. Somebody else may make the same one at the same moment.
     pub async fn create(&self, history: i64, max_age: Duration) -> Result<(), Unreachable> {
-        self.create_on(1, history, max_age).await
+        self.create_on(1, history, max_age, "").await
     }
 
-    /// Makes the bucket, kept by so many servers.
-    pub async fn create_on(&self, replicas: usize, history: i64, max_age: Duration) -> Result<(), Unreachable> {
+    /// Makes the bucket, kept by so many servers, with a description.
+    pub async fn create_on(
+        &self,
+        replicas: usize,
+        history: i64,
+        max_age: Duration,
+        description: &str,
+    ) -> Result<(), Unreachable> {
         let opened = self.opened().await?;
-        let bucket = self.name.clone();
-        let config = kv::Config { bucket, history, max_age, num_replicas: replicas, ..kv::Config::default() };
+        let (bucket, description) = (self.name.clone(), description.to_owned());
+        let config =
+            kv::Config { bucket, description, history, max_age, num_replicas: replicas, ..kv::Config::default() };
         opened.context.create_key_value(config).await.map(drop).map_err(|e| Unreachable(describe(&e)))
     }
 }

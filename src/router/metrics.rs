@@ -12,6 +12,7 @@ use prometheus_client::registry::Registry;
 
 use super::fleet_metrics::FleetCollector;
 use super::jobs::JobMetrics;
+use super::partitions::PartitionMetrics;
 use super::permits::PermitMetrics;
 use super::queue_metrics::QueueMetrics;
 use super::rarely::Rarely;
@@ -106,6 +107,8 @@ pub struct Metrics {
     pub rebuilt: Counter,
     /// Of the queue.
     pub queue: QueueMetrics,
+    /// Of requests that go from router to router.
+    pub partitions: PartitionMetrics,
     /// Of requests whose frontend sends the body.
     pub permits: PermitMetrics,
     /// Messages of workers about their caches that were taken in.
@@ -203,6 +206,7 @@ impl Metrics {
         let metrics = Self {
             jobs: JobMetrics::register(&mut registry),
             permits: PermitMetrics::register(&mut registry),
+            partitions: PartitionMetrics::register(&mut registry),
             registry,
             admitted,
             dispatched,
