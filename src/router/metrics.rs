@@ -201,12 +201,12 @@ impl Metrics {
         let pins_written = family(&mut registry, "pins_written", "Pins written before a dispatch, by kind");
         let malformed = family(&mut registry, "malformed", "Messages that could not be read, by kind");
         let aliases = family(&mut registry, "aliases_resolved", "Requests for an alias, by the model that they got");
-        let queue = QueueMetrics::register(&mut registry);
         let gauges = Gauges::register(&mut registry);
         let metrics = Self {
             jobs: JobMetrics::register(&mut registry),
             permits: PermitMetrics::register(&mut registry),
             partitions: PartitionMetrics::register(&mut registry),
+            queue: QueueMetrics::register(&mut registry),
             registry,
             admitted,
             dispatched,
@@ -227,7 +227,6 @@ impl Metrics {
             pins_written,
             malformed,
             aliases,
-            queue,
             derived_unpinned,
             prompt_tokens,
             cached_tokens,

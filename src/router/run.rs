@@ -168,13 +168,7 @@ async fn start(config: RouterConfig) -> Result<Running, RouterError> {
     intake::subscribe_control(&router).await?;
     service::subscribe(&router).await?;
     if router.config.affinity != AffinityMode::Off {
-        for (partition, (bucket, info)) in router.config.partitions.every().zip(pins) {
-            let max_age = if info.max_age.is_zero() { FOR_EVER } else { info.max_age };
-            router.state().mirrors.of_mut(partition).set_ttl(max_age);
-            if router.config.partitions.serves(partition) {
-                tasks.spawn(mirror::follow(Arc::clone(&router), bucket, mirror::Pins(partition)));
-            }
-        }
+        follow_pins(&router, pins, &mut tasks);
     }
     if !router.is_global() {
         tasks.spawn(mirror::follow(Arc::clone(&router), workers, mirror::Workers::default()));
@@ -195,6 +189,17 @@ async fn start(config: RouterConfig) -> Result<Running, RouterError> {
     };
     tracing::info!(namespace = %router.config.namespace, pins, workers, "router is ready");
     Ok(Running { router, tasks, _hot: hot })
+}
+
+/// Mirrors the buckets of the partitions that are served.
+fn follow_pins(router: &Arc<Router>, pins: Vec<(Bucket, BucketInfo)>, tasks: &mut JoinSet<()>) {
+    for (partition, (bucket, info)) in router.config.partitions.every().zip(pins) {
+        let max_age = if info.max_age.is_zero() { FOR_EVER } else { info.max_age };
+        router.state().mirrors.of_mut(partition).set_ttl(max_age);
+        if router.config.partitions.serves(partition) {
+            tasks.spawn(mirror::follow(Arc::clone(router), bucket, mirror::Pins(partition)));
+        }
+    }
 }
 
 /// Both connections of the hot path in one task: a request is taken, placed and sent without a change of tasks, and

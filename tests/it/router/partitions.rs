@@ -2,7 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use async_nats::HeaderMap;
 use async_nats::jetstream::{self, kv};
+use futures_util::StreamExt as _;
 use futures_util::future::join_all;
 use rankpin::core::hash::PinKey;
 use rankpin::core::partition::Partition;
@@ -12,6 +14,7 @@ use serde_json::{Value, json};
 use super::decide::{decided, question};
 use crate::jobs;
 use crate::support::cluster::{RouterTask, Settings, placement};
+use crate::support::frontend::{Answer, find};
 use crate::support::worker::Dispatch;
 use crate::support::{Ask, Behaviour, Cluster, NatsServer, PATIENCE, Worker, eventually};
 
@@ -144,9 +147,9 @@ async fn chains_of_responses_go_on_in_whatever_partition_their_last_response_is(
         let finished = json!({"outcome": "ok", "response_id": id}).to_string();
         dispatch.event(&[("Rankpin-Event", "finished")], &finished).await;
     });
+    let mut workers = Vec::new();
     for (id, start) in [("a", 0), ("b", 4)] {
-        // Kept by the cluster's server until the test ends.
-        std::mem::forget(cluster.worker(id).ranks(start, 4).behaves(responding.clone()).start().await);
+        workers.push(cluster.worker(id).ranks(start, 4).behaves(responding.clone()).start().await);
     }
     let first = cluster.ask(Ask::new().id("r0").body(r#"{"input":"a question"}"#)).await.at();
     let mut seen = BTreeSet::new();
@@ -228,7 +231,7 @@ async fn partitions_go_from_router_to_router_and_their_sessions_stay() {
         let turns = (0..SESSIONS).map(|n| async move { cluster.turn(&format!("s{n}")).await });
         join_all(turns).await
     };
-    let before: Vec<_> = all(&cluster).await.iter().map(|answer| answer.at()).collect();
+    let before: Vec<_> = all(&cluster).await.iter().map(Answer::at).collect();
     cluster.add_router(LOW).await;
     let pins = cluster.routers[0].metric("pins_mirrored").await;
     assert_eq!(cluster.routers[2].metric("pins_mirrored").await, pins, "it is ready once it has them");
@@ -236,12 +239,12 @@ async fn partitions_go_from_router_to_router_and_their_sessions_stay() {
     first.tell_to_stop();
     // While both are there, and after it.
     for _ in 0..3 {
-        let during: Vec<_> = all(&cluster).await.iter().map(|answer| answer.at()).collect();
+        let during: Vec<_> = all(&cluster).await.iter().map(Answer::at).collect();
         assert_eq!(during, before);
     }
     first.ended().await;
     let after = all(&cluster).await;
-    assert_eq!(after.iter().map(|answer| answer.at()).collect::<Vec<_>>(), before);
+    assert_eq!(after.iter().map(Answer::at).collect::<Vec<_>>(), before);
     assert!(after.iter().all(|answer| answer.decision() == "pinned"));
 }
 
@@ -335,4 +338,66 @@ async fn a_frontend_that_sends_bodies_itself_gets_its_placement_from_the_routers
     let session = sessions_of(3).next().expect("there are many");
     let refusal = cluster.ask(question().session(&session)).await.router_refusal();
     assert!(refusal.message.contains("publish the request with its body"), "{}", refusal.message);
+}
+
+#[tokio::test]
+async fn a_session_under_an_alias_is_of_the_partition_that_the_alias_says() {
+    let dir = tempfile::tempdir().expect("a temp directory can be made");
+    let path = dir.path().join("rankpin.toml");
+    std::fs::write(&path, "[[alias]]\nmodel = 'chat'\nto = [{model='a'}, {model='b'}]").expect("it takes files");
+    let alias = [("config", path.to_str().expect("UTF-8"))];
+    let mut cluster = Cluster::with(1, &[LOW, &alias].concat()).await;
+    cluster.add_router(&[HIGH, &alias].concat()).await;
+    let mut workers = Vec::new();
+    for model in ["a", "b"] {
+        workers.push(cluster.worker(model).with("models", vec![model]).start().await);
+    }
+    for n in 0..12 {
+        let session = format!("s{n}");
+        let model = cluster.ask(Ask::new().model("chat").session(&session)).await.at();
+        for _ in 0..3 {
+            assert_eq!(cluster.ask(Ask::new().model("chat").session(&session)).await.told(), format!("{model} pinned"));
+        }
+        let bucket = Partition::of(PinKey::of("", "chat", &session), COUNT);
+        let bucket = cluster.bucket(&format!("rankpin_pins_{bucket}")).await;
+        let entry = bucket.get(PinKey::of("", &model, &session).to_string()).await.expect("the bucket answers");
+        assert!(entry.is_some(), "it is pinned under the model, in the partition of the alias");
+    }
+    for n in 0..6 {
+        let mut messages = vec![json!({"role": "user", "content": format!("question {n}")})];
+        let mut places = BTreeSet::new();
+        for turn in 0..3 {
+            let ask = Ask::new().model("chat").body(json!({ "messages": messages }).to_string());
+            let answer = cluster.ask(ask).await;
+            assert_eq!(answer.decision(), if turn == 0 { "placed,derived" } else { "pinned,derived" });
+            places.insert(answer.at());
+            messages.push(json!({"role": "assistant", "content": "yes"}));
+            messages.push(json!({"role": "user", "content": "and?"}));
+        }
+        assert_eq!(places.len(), 1);
+    }
+}
+
+#[tokio::test]
+async fn a_router_above_hears_that_nobody_serves_the_partition() {
+    let cluster = Cluster::with(1, LOW).await;
+    let _worker = cluster.worker("w").start().await;
+    let mut above = cluster.subscribe("_INBOX_other_router.x.*").await;
+    let mut headers = HeaderMap::new();
+    let session = sessions_of(3).next().expect("there are many");
+    for (name, value) in [
+        ("Rankpin-Hops", "1"),
+        ("Rankpin-Request-Id", "r"),
+        ("Rankpin-Reply-To", "_INBOX.frontend"),
+        ("Rankpin-Session-Id", session.as_str()),
+    ] {
+        headers.insert(name, value);
+    }
+    let (to, inbox) = ("rankpin.request.m", "_INBOX_other_router.x.7-1");
+    let sent = cluster.client.publish_with_reply_and_headers(to, inbox, headers, "{}".into()).await;
+    sent.expect("is published");
+    let told = tokio::time::timeout(PATIENCE, above.next()).await.expect("it hears").expect("the client lives");
+    let header = |name| find(&told, name);
+    assert_eq!(header("Rankpin-Event"), Some("rejected"), "{told:?}");
+    assert_eq!((header("Nats-Service-Error-Code"), header("Nats-Service-Error")), (Some("503"), Some("no_worker")));
 }
