@@ -3,7 +3,7 @@
 use std::fmt;
 
 use super::file::{AliasEntry, ConfigFile, PoolEntry, Shape, Table, WorkerEntry};
-use super::{ConfigError, Flags};
+use super::{ConfigError, Flags, partition};
 use crate::nats::access::Urls;
 
 /// One setting.
@@ -175,18 +175,6 @@ pub(super) static AFFINITY: Setting = Setting::new(
     "hard",
     "How strongly a session holds to its worker and rank: hard never leaves them while they exist, soft leaves them \
      when they are overloaded, off reads no session at all",
-);
-pub(super) static PARTITIONS: Setting = Setting::new(
-    "partitions",
-    "COUNT",
-    "1",
-    "Into how many partitions the sessions of the namespace are divided, each with a bucket of pins of its own; chosen when \
-     the namespace is made, the same in every router (docs/scale.md)",
-);
-pub(super) static PARTITION: Setting = Setting::optional(
-    "partition",
-    "LIST",
-    "Which of them this router serves and mirrors, from 0, such as 0-15 or 0,3,7-9; without it, all",
 );
 pub(super) static PIN_TTL: Setting =
     Setting::new("pin_ttl", "DURATION", "1h", "How long a session that is not used stays pinned");
@@ -368,8 +356,8 @@ pub static SETTINGS: [&Setting; 48] = [
     &SESSION_HEADERS,
     &SESSION_BODY_FIELDS,
     &GROUP_SUBAGENTS,
-    &PARTITIONS,
-    &PARTITION,
+    &partition::PARTITIONS,
+    &partition::PARTITION,
     &PIN_TTL,
     &MAX_DERIVED_PINS,
     &ACCEPT_TIMEOUT,

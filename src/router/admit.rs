@@ -44,6 +44,8 @@ pub fn admit(router: &Arc<Router>, message: Message) -> Result<Option<Request>, 
         Ok(answers) => answers,
         Err(why) => {
             match why {
+                // It wants no answer but the server's.
+                Dropped::Reply if router.subjects.is_part_probe(message.subject()) => {}
                 Dropped::Reply => {
                     router.metrics.dropped_reply.inc();
                 }
@@ -62,11 +64,12 @@ pub fn admit(router: &Arc<Router>, message: Message) -> Result<Option<Request>, 
         Err(error) => return Err(Refused { id: made_id(), answers, error }),
     };
     let subject = router.subjects.parse_request(message.subject());
-    let read = match read_whose(router, &message, headers, &known, subject) {
+    let mut read = match read_whose(router, &message, headers, &known, subject) {
         Ok(read) => read,
         Err(error) => return Err(Refused { id, answers, error }),
     };
     if router.config.partitions.is_divided() {
+        read.find_partition(router);
         match router.hand_over(&message, headers, &read, &id) {
             Ok(true) => return Ok(None),
             Ok(false) => {}
@@ -145,6 +148,22 @@ pub(super) struct Checked {
     partition: Partition,
 }
 
+impl Checked {
+    /// Forgets what was read for it of a partition that nobody watches here: it is read anew.
+    pub(super) fn forget_unwatched(&self, router: &Router) {
+        if router.config.partitions.serves(self.partition) {
+            return;
+        }
+        let mut state = router.state();
+        let mirror = state.mirrors.of_mut(self.partition);
+        match &self.keys {
+            Keys::None => {}
+            Keys::Named(key) => mirror.forget(*key),
+            Keys::Derived(keys) => keys.iter().for_each(|key| mirror.forget(*key)),
+        }
+    }
+}
+
 /// A message that was read: whose it is, before anything that only the router that serves it can say.
 pub(super) struct Read<'m> {
     subject: RequestSubject<'m>,
@@ -156,6 +175,11 @@ pub(super) struct Read<'m> {
 }
 
 impl Read<'_> {
+    /// Finds out of which partition it is; until then it is of the first, which may be the only one.
+    pub(super) fn find_partition(&mut self, router: &Router) {
+        self.partition = router.partition(&self.head.tenant, &self.identity);
+    }
+
     /// The partition that it is of, and whether another router has handed it over for that.
     pub(super) fn partition(&self) -> (Partition, bool) {
         (self.partition, self.subject.handed_over)
@@ -197,8 +221,7 @@ pub(super) fn read_whose<'m>(
     };
     let elsewhere = known.get("rankpin-body-size").and_then(|size| size.parse().ok());
     let body_size = elsewhere.filter(|_| is_elsewhere).unwrap_or(payload.len());
-    let partition = router.partition(&head.tenant, &identity);
-    Ok(Read { subject, trusted, head, identity, body_size, partition })
+    Ok(Read { subject, trusted, head, identity, body_size, partition: Partition::FIRST })
 }
 
 /// Finds what is wrong with a message that was read.

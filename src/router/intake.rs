@@ -73,7 +73,6 @@ pub fn take(router: &Arc<Router>, message: Message) {
         CACHES => router.take_cache_events(&message),
         NOTES => router.take_notes(&message),
         number if service::NUMBERS.contains(&number) => service::take(router, message),
-        number if number >= PARTS && router.subjects.is_part_probe(message.subject()) => {}
         _ if message.size() >= LARGE
             && router.reading.load(Ordering::Relaxed) < MAX_READING
             && router.reads_body(&message) =>

@@ -55,11 +55,6 @@ impl Mirrors {
         self.all[partition.index()].fresh
     }
 
-    /// Whether this router serves the partition, so that the mirror will hear of what is not in it yet.
-    pub fn is_served(&self, partition: Partition) -> bool {
-        self.all[partition.index()].served
-    }
-
     /// It has everything from now on, or no longer.
     pub fn set_fresh(&mut self, partition: Partition, fresh: bool) {
         let one = &mut self.all[partition.index()];

@@ -106,9 +106,6 @@ pub async fn provide_pins(
 impl Router {
     /// The partition of a request: that of what is the same in every turn of its conversation, under the model asked for.
     pub(super) fn partition(&self, tenant: &Tenant, identity: &Identity) -> Partition {
-        if !self.config.partitions.is_divided() {
-            return Partition::FIRST;
-        }
         match identity.constant() {
             Some(session) => self.partition_of(tenant, &identity.model, &session),
             // Nothing of it is pinned: it is served where it comes in.

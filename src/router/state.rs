@@ -297,7 +297,7 @@ impl Router {
         let doubtful = match asking.keys {
             Keys::None => false,
             Keys::Named(_) => !state.mirrors.is_fresh(asking.partition),
-            Keys::Derived(_) => pinned.is_none() || !state.mirrors.is_served(asking.partition),
+            Keys::Derived(_) => pinned.is_none(),
         };
         if let Some(key) = asking.recheck.filter(|_| doubtful) {
             return Asked::Recheck(key);

@@ -86,7 +86,11 @@ async fn admit(router: &Arc<Router>, message: Message, job: &Job<'_>) -> Result<
         let subject =
             token.map(|token| RequestSubject { model: Some(token), trusted: false, decide: false, handed_over: false });
         let answers = Answers::default();
-        let checked = check(&router, read_whose(&router, &message, headers, &known, subject)?, &answers)?;
+        let mut read = read_whose(&router, &message, headers, &known, subject)?;
+        read.find_partition(&router);
+        let checked = check(&router, read, &answers)?;
+        // A job is not handed over: whoever has pulled it acknowledges it.
+        checked.forget_unwatched(&router);
         let taken = take(&router, message, id, (checked, answers), Some(part), Instant::now());
         taken.map_err(|Refused { error, .. }| error)
     };
