@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use rankpin::core::hash::PinKey;
 use rankpin::core::id::{DpRank, Origin, Placement, WorkerId};
+use rankpin::core::partition::Partition;
 use rankpin::core::pins::{Mirror, Pin};
 
 const WORKERS: u64 = 1000;
@@ -24,9 +25,9 @@ fn key(session: u64) -> PinKey {
     PinKey::of("", "m", &format!("session-{session}"))
 }
 
-/// The partition of a session by its pin's key: the remainder of the first 16 of its hex digits.
+/// The partition of a session by its pin's key, as routers reckon it.
 fn partition(key: PinKey, partitions: u64) -> u64 {
-    u64::from_str_radix(&key.to_string()[..16], 16).expect("a key is hex digits") % partitions
+    Partition::of(key, u16::try_from(partitions).expect("few")).index() as u64
 }
 
 /// Memory of this process in bytes, where the system tells it.

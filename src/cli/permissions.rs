@@ -10,6 +10,7 @@ use serde_json::json;
 
 use super::output;
 use crate::core::id::{NameError, Namespace, WorkerId};
+use crate::core::partition::MAX_PARTITIONS;
 use crate::nats::login;
 use crate::ops::permissions::{Proof, Role, User, needs, server_config};
 
@@ -31,6 +32,10 @@ pub struct Args {
     /// The deployment's namespace
     #[arg(long, env = "RANKPIN_NAMESPACE", value_name = "NAME", default_value = "rankpin", value_parser = Namespace::new)]
     namespace: Namespace,
+
+    /// Into how many partitions its sessions are divided (the routers' partitions)
+    #[arg(long, env = "RANKPIN_PARTITIONS", value_name = "COUNT", default_value_t = 1, value_parser = partitions())]
+    partitions: u16,
 
     /// Name of the account, of A-Z a-z 0-9 _ - [default: the namespace in upper case]
     #[arg(long, value_name = "NAME", value_parser = account)]
@@ -65,6 +70,10 @@ pub struct Args {
     json: bool,
 }
 
+fn partitions() -> clap::builder::RangedI64ValueParser<u16> {
+    clap::value_parser!(u16).range(1..=i64::from(MAX_PARTITIONS))
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Auth {
     /// RANKPIN_NATS_{USER}_PASSWORD in the server's environment.
@@ -91,7 +100,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
         let told: Vec<_> = users
             .iter()
             .map(|user| {
-                let allowed = needs(&args.namespace, user);
+                let allowed = needs(&args.namespace, args.partitions, user);
                 json!({
                     "user": user.name, "role": user.role.word(), "inbox_prefix": user.inbox(&args.namespace),
                     "publish": allowed.publish, "subscribe": allowed.subscribe,
@@ -106,7 +115,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
         (Auth::Nkeys, Some(out)) => Proof::Nkeys(keys(&out.join("keys"), &users)?),
         (Auth::Nkeys, None) => bail!("--auth nkeys needs --out: the seeds are written beside the file"),
     };
-    let text = server_config(&args.namespace, &account, &users, &proof);
+    let text = server_config(&args.namespace, args.partitions, &account, &users, &proof);
     let Some(out) = &args.out else { return output::text(&text) };
     std::fs::create_dir_all(out).with_context(|| format!("cannot make the directory {}", out.display()))?;
     let path = out.join("rankpin.conf");

@@ -97,7 +97,7 @@ struct OneArgs {
 const GET_EXAMPLES: &str = "\
 Examples:
   rankpin pins get chat-1 --model my-model
-  rankpin pins get chat-1              # under every model: reads the whole bucket
+  rankpin pins get chat-1              # under every model: reads all pins
   rankpin pins get px:9f86d081884c7d65 --model my-model
   rankpin pins get --key 5f3b0a7c8d9e4f10a1b2c3d4e5f60718";
 
@@ -175,7 +175,7 @@ const MAX_AT_ONCE: usize = 1 << 20;
 /// Runs the command.
 pub(super) async fn run(args: Args) -> anyhow::Result<()> {
     let link = args.connection.open("rankpin pins").await?;
-    let pins = Pins::new(&link, &args.connection.subjects());
+    let pins = Pins::open(&link, &args.connection.subjects()).await?;
     let json = args.json;
     match args.command {
         Command::Ls(args) => list(&pins, args, json).await,
@@ -228,7 +228,7 @@ async fn find(pins: &Pins, which: &Which) -> anyhow::Result<Vec<PinView>> {
         (None, _, None | Some(_)) => None,
     };
     let found = match key {
-        Some(key) => pins.get(key).await?.into_iter().collect(),
+        Some(key) => pins.get(key).await?,
         None => {
             let tenant = (!which.tenant.is_empty()).then(|| which.tenant.clone());
             let mut filter =

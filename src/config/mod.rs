@@ -9,6 +9,7 @@ mod file;
 pub mod gateway;
 mod jobs;
 mod overload;
+mod partition;
 mod pool;
 mod session;
 mod setting;
@@ -23,6 +24,7 @@ use crate::core::alias::Aliases;
 use crate::core::fleet::FullAt;
 use crate::core::id::Namespace;
 use crate::core::mode::{AffinityMode, FrontendTrust, PolicyKind, Provision, RankChoice};
+use crate::core::partition::Partitions;
 use crate::core::session::configured::Sources as SessionSources;
 use crate::core::weighing::Weighing;
 use crate::core::worker::WorkerSpec;
@@ -54,6 +56,8 @@ pub struct RouterConfig {
     pub affinity: AffinityMode,
     /// What names a session besides the headers of the protocol.
     pub session: SessionSources,
+    /// The partitions of the namespace, and which of them this router serves.
+    pub partitions: Partitions,
     /// How long an unused pin stays.
     pub pin_ttl: Duration,
     /// Most pins of sessions that nothing names.
@@ -205,6 +209,7 @@ pub fn resolve(flags: &Flags, environment: &dyn Fn(&str) -> Option<String>) -> R
         balance_half_life: duration(&sources.get(&setting::BALANCE_HALF_LIFE), weighing::HALF_LIFE)?,
         affinity: choice(&sources.get(&setting::AFFINITY), &AffinityMode::NAMED)?,
         session: session::sources(&sources)?,
+        partitions: partition::read(&sources)?,
         pin_ttl: duration(&sources.get(&setting::PIN_TTL), PIN_TTL)?,
         max_derived_pins: count(&sources.get(&setting::MAX_DERIVED_PINS), MAX_DERIVED_PINS)?,
         accept_timeout: duration(&sources.get(&setting::ACCEPT_TIMEOUT), ACCEPT_TIMEOUT)?,
@@ -280,6 +285,7 @@ fn refuse_what_has_no_effect(sources: &Sources<'_>, config: &RouterConfig) -> Re
             );
         }
     }
+    partition::refuse_what_has_no_effect(sources, config)?;
     jobs::refuse_what_has_no_effect(sources, &config.jobs)?;
     pool::refuse_what_has_no_effect(sources, &config.pools)?;
     access::refuse_what_has_no_effect(sources, &config.access)?;

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use super::file::{AliasEntry, ConfigFile, PoolEntry, Shape, Table, WorkerEntry};
-use super::{ConfigError, Flags};
+use super::{ConfigError, Flags, partition};
 use crate::nats::access::Urls;
 
 /// One setting.
@@ -331,7 +331,7 @@ pub(super) static JOBS_DUPLICATE_WINDOW: Setting = Setting::new(
 );
 
 /// All settings that may stand in the file, in the order of the help.
-pub static SETTINGS: [&Setting; 46] = [
+pub static SETTINGS: [&Setting; 48] = [
     &NATS_URL,
     &CONTEXT,
     &CREDS,
@@ -356,6 +356,8 @@ pub static SETTINGS: [&Setting; 46] = [
     &SESSION_HEADERS,
     &SESSION_BODY_FIELDS,
     &GROUP_SUBAGENTS,
+    &partition::PARTITIONS,
+    &partition::PARTITION,
     &PIN_TTL,
     &MAX_DERIVED_PINS,
     &ACCEPT_TIMEOUT,

@@ -38,6 +38,7 @@ fn defaults() {
         balance_half_life: Duration::from_secs(4 * 3600),
         affinity: AffinityMode::Hard,
         session: SessionSources::default(),
+        partitions: Partitions::undivided(),
         pin_ttl: Duration::from_secs(3600),
         max_derived_pins: 1 << 20,
         accept_timeout: Duration::from_secs(2),
@@ -85,6 +86,8 @@ const EVERY_KEY: &str = r#"
     kv_temperature = "0.1"
     balance_limit = "off"
     balance_half_life = "30m"
+    partitions = 16
+    partition = "0-3,8"
     pin_ttl = "2h 30m"
     max_derived_pins = 1000
     accept_timeout = "250ms"
@@ -444,5 +447,23 @@ fn configured_workers_that_break_a_rule_are_named() {
     ] {
         let error = table(&rest).expect_err(&rest);
         assert!(error.starts_with(&format!("rankpin.toml, {told}")), "{error}\nexpected: {told}");
+    }
+}
+
+#[test]
+fn partitions_are_a_number_and_a_list_of_some() {
+    let of = |flags: &[(&'static str, &str)]| with(flags, &[], "");
+    assert_eq!(of(&[("partitions", "4")]).expect("valid").partitions, Partitions::all(4));
+    let some = of(&[("partitions", "16"), ("partition", "8,0-3")]).expect("valid").partitions;
+    assert_eq!((some.to_string().as_str(), some.count()), ("0-3,8", 16));
+    for (flags, why) in [
+        (&[("partitions", "0")][..], "partitions is \"0\"; allowed is a whole number from 1 to 256"),
+        (&[("partitions", "257")], "allowed is a whole number from 1 to 256"),
+        (&[("partitions", "4"), ("partition", "4")], "partition is \"4\"; allowed are numbers from 0 to 3"),
+        (&[("partition", "0")], "partition can have no effect: there is one partition"),
+        (&[("partitions", "4"), ("affinity", "off")], "partitions can have no effect: with affinity off"),
+    ] {
+        let error = of(flags).expect_err("refused");
+        assert!(error.contains(why), "{error}");
     }
 }

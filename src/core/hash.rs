@@ -64,10 +64,15 @@ impl PinKey {
         Self([half(hash >> 64), half(hash)])
     }
 
-    /// The part of so many in which it stands. The lower half of the key says so, since the upper one may be alike in all keys
-    /// that a router has (partitions, `docs/scale.md`).
+    /// The part of so many in which it stands. The lower half of the key says so, since the upper one says the partition, and
+    /// is alike in all keys that a router has.
     pub fn shard(self, shards: usize) -> usize {
         usize::try_from(self.0[1] % shards as u64).expect("less than a number of the same type")
+    }
+
+    /// Its first 16 hex digits, as a number.
+    pub fn first_half(self) -> u64 {
+        self.0[0]
     }
 
     /// Reads the 32 lower-case hex digits of a bucket key.

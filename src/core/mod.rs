@@ -15,6 +15,7 @@ pub mod job;
 pub mod kv;
 pub mod load;
 pub mod mode;
+pub mod partition;
 pub mod pins;
 pub mod policy;
 pub mod pool;

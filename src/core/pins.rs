@@ -286,21 +286,21 @@ impl Mirror {
         }
     }
 
-    /// Drops what is too old, at most `most` ages in one call, and says whether there may be more. Buckets that only have a
-    /// max age expire silently, so the mirror goes by its own clock.
-    pub fn expire(&mut self, now: Instant, most: usize) -> bool {
+    /// Drops what is too old, at most `most` ages in one call. Returns how many ages were looked at. Buckets that only
+    /// have a max age expire silently, so the mirror goes by its own clock.
+    pub fn expire(&mut self, now: Instant, most: usize) -> usize {
         let now = self.moment(now);
-        for _ in 0..most {
-            let Some(&(stored, key)) = self.ages.front() else { return false };
+        for looked in 0..most {
+            let Some(&(stored, key)) = self.ages.front() else { return looked };
             if !self.is_over(stored, now) {
-                return false;
+                return looked;
             }
             self.ages.pop_front();
             if self.shard(key).get(&key).is_some_and(|entry| entry.stored == stored) {
                 self.forget(key);
             }
         }
-        true
+        most
     }
 
     /// Pins known.

@@ -19,10 +19,11 @@ use crate::core::hash::PinKey;
 use crate::core::id::{DpRank, Origin};
 use crate::core::kv::Prompt;
 use crate::core::mode::{AffinityMode, PolicyKind};
+use crate::core::partition::{MAX_PARTITIONS, Partition};
 use crate::core::pins::{self, Mirror};
 use crate::core::pool::PoolPolicy;
 use crate::nats::bucket::{Bucket, Unreachable, Watched};
-use crate::nats::{AccessError, ConnectError, Link, Subscriptions};
+use crate::nats::{self, AccessError, ConnectError, Link, Subscriptions};
 use crate::wire::identity::Identity;
 use crate::wire::load::LoadReport;
 use crate::wire::pin::PinValue;
@@ -158,7 +159,7 @@ pub async fn look(turn: &Turn, config: &RouterConfig) -> Result<Cluster, Cluster
     if config.pools.level == Level::Worker {
         read_workers(&workers, &mut fleet, &mut notes).await.map_err(|e| unreadable(&workers, e))?;
     }
-    let pins = Bucket::new(link, &subjects.pins_bucket());
+    let pins = bucket_of(turn, &link, &subjects, &mut notes).await?;
     let info = pins.info().await.map_err(|e| unreadable(&pins, e))?;
     let ttl = if info.max_age.is_zero() { Duration::MAX } else { info.max_age };
     let mut mirror = Mirror::new(ttl, Instant::now());
@@ -181,6 +182,21 @@ pub async fn look(turn: &Turn, config: &RouterConfig) -> Result<Cluster, Cluster
     };
     let at = At { turn, identity, config };
     Ok(judge(at, &mut fleet, &mirror, read, notes))
+}
+
+/// The bucket in which the session's pins stand: that of its partition, where there are several.
+async fn bucket_of(
+    turn: &Turn,
+    link: &Link,
+    subjects: &Subjects,
+    notes: &mut Vec<String>,
+) -> Result<Bucket, ClusterError> {
+    let told = Bucket::new(link.clone(), &subjects.pins_bucket());
+    let mut all = nats::pins::find(link, subjects).await.map_err(|e| unreadable(&told, e))?;
+    let count = u16::try_from(all.len()).unwrap_or(MAX_PARTITIONS);
+    let partition = turn.constant.map(|key| Partition::of(key, count)).filter(|_| count > 1);
+    notes.extend(partition.map(|partition| format!("its session is of partition {partition} of {count}")));
+    Ok(all.swap_remove(partition.map_or(0, Partition::index)))
 }
 
 /// Which of the models that an alias leads to the request gets: 0 where the model is none.

@@ -6,6 +6,7 @@ use super::alias::{self, Under};
 use super::show;
 use crate::config::RouterConfig;
 use crate::core::error::RouteError;
+use crate::core::hash::PinKey;
 use crate::core::id::{Model, Origin};
 use crate::core::mode::{AffinityMode, FrontendTrust};
 use crate::core::session::configured::BodyField;
@@ -57,6 +58,9 @@ pub struct Turn {
     pub(super) head: RequestHead,
     #[serde(skip)]
     pub(super) identity: Identity,
+    /// What says the partition of its session: a key made of what stays the same from turn to turn.
+    #[serde(skip)]
+    pub(super) constant: Option<PinKey>,
     #[serde(skip)]
     pub(super) under: Option<Under>,
     #[serde(skip)]
@@ -158,6 +162,7 @@ pub fn read(given: &Given, config: &RouterConfig) -> Result<Turn, RouteError> {
         );
     }
     let alias = identity.model.clone();
+    let constant = identity.constant().map(|session| PinKey::new(&head.tenant, &alias, &session));
     let under = alias::under(&identity, config);
     let identity = under.as_ref().map_or(identity, |under| under.identities[under.expected].clone());
     notes.extend(under.as_ref().map(|under| under.note.clone()));
@@ -177,6 +182,7 @@ pub fn read(given: &Given, config: &RouterConfig) -> Result<Turn, RouteError> {
         notes,
         head,
         identity,
+        constant,
         under,
         seen,
         size: given.body.len(),

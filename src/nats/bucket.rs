@@ -94,6 +94,8 @@ pub struct BucketInfo {
     pub replicas: usize,
     /// Whether a message may take the place of all others, whoever has written those.
     pub rollups: bool,
+    /// What whoever made it says of it.
+    pub description: String,
 }
 
 /// One change, from a watch.
@@ -261,6 +263,7 @@ impl Bucket {
                 max_age: info.config.max_age,
                 replicas: info.config.num_replicas,
                 rollups: info.config.allow_rollup,
+                description: info.config.description.unwrap_or_default(),
             }),
             Ok(Err(error)) => {
                 let cause =
@@ -326,11 +329,17 @@ impl Bucket {
 
     /// Makes the bucket, kept by one server. Somebody else may make the same one at the same moment.
     pub async fn create(&self, history: i64, max_age: Duration) -> Result<(), Unreachable> {
-        self.create_on(1, history, max_age).await
+        self.create_on(1, history, max_age, "").await
     }
 
-    /// Makes the bucket, kept by so many servers.
-    pub async fn create_on(&self, replicas: usize, history: i64, max_age: Duration) -> Result<(), Unreachable> {
+    /// Makes the bucket, kept by so many servers, with a description.
+    pub async fn create_on(
+        &self,
+        replicas: usize,
+        history: i64,
+        max_age: Duration,
+        description: &str,
+    ) -> Result<(), Unreachable> {
         let opened = self.opened().await?;
         // As the library makes buckets, but for one thing: who may write one key could take all others away with the header
         // `Nats-Rollup: all`.
@@ -338,6 +347,7 @@ impl Bucket {
             name: self.stream_name(),
             subjects: vec![format!("$KV.{}.>", self.name)],
             max_messages_per_subject: history,
+            description: (!description.is_empty()).then(|| description.to_owned()),
             max_age,
             num_replicas: replicas,
             discard: stream::DiscardPolicy::New,

@@ -10,6 +10,7 @@ pub mod lane;
 pub mod link;
 pub mod login;
 pub mod objects;
+pub mod pins;
 pub mod registry;
 pub mod subscriptions;
 pub mod tls;

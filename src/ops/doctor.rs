@@ -2,6 +2,7 @@
 //! it is, and what to do.
 
 mod fleet;
+mod partitions;
 
 use std::time::{Duration, SystemTime};
 
@@ -83,9 +84,12 @@ pub async fn examine(link: &Link, config: &RouterConfig) -> Vec<Finding> {
     findings.push(payload(link));
     findings.push(clock(link, &subjects).await);
     findings.extend(storage(link, &subjects, config).await);
-    findings.push(permissions(link, config).await);
+    findings.push(permissions(link, &subjects, config).await);
     match routers::ask(link, &config.namespace, ROUTERS_WAIT).await {
-        Ok(states) => findings.extend(routers_seen(&states)),
+        Ok(states) => {
+            findings.extend(routers_seen(&states));
+            findings.extend(partitions::served(&states));
+        }
         Err(OpsError::Connect(error @ ConnectError::Permissions(_))) => {
             findings.push(unseen("routers", &error, "an operator may ask routers"));
         }
@@ -172,6 +176,7 @@ async fn storage(link: &Link, subjects: &Subjects, config: &RouterConfig) -> Vec
             return findings;
         }
     }
+    findings.extend(partitions::storage(link, subjects, config).await);
     if config.jobs.max == 0 {
         return findings;
     }
@@ -265,7 +270,7 @@ struct UserData {
 }
 
 /// Which roles this user could play, by the permissions that the server itself tells: nothing is tried.
-async fn permissions(link: &Link, config: &RouterConfig) -> Finding {
+async fn permissions(link: &Link, subjects: &Subjects, config: &RouterConfig) -> Finding {
     const CHECK: &str = "permissions";
     let answer = link.ask("$SYS.REQ.USER.INFO", ANSWER_WAIT).await.ok();
     let Some(UserInfo { data }) = answer.and_then(|answer| serde_json::from_slice(&answer).ok()) else {
@@ -281,10 +286,11 @@ async fn permissions(link: &Link, config: &RouterConfig) -> Finding {
         let advice = "fine for trying things out; `rankpin nats-permissions` writes users with no more than they need";
         return Finding::new(CHECK, Health::Note, format!("{who} may do everything"), advice);
     };
+    let count = partitions::count(link, subjects).await.unwrap_or_else(|| config.partitions.count());
     let (mut plays, mut nearest) = (Vec::new(), None);
     for role in ROLES.into_iter().chain(workers_by_name(&has, config)) {
         let user = User { name: data.user.clone(), role };
-        let mut needs = needs(&config.namespace, &user);
+        let mut needs = needs(&config.namespace, count, &user);
         if user.role != Role::Router {
             // Whatever the user is called, its inboxes are where this client has them.
             let (made, own) =

@@ -181,13 +181,16 @@ struct Counts {
 }
 
 async fn count_pins(link: &Link, subjects: &Subjects) -> Result<Counts, String> {
-    let bucket = Bucket::new(link.clone(), &subjects.pins_bucket()).patient(PATIENCE);
-    let found = bucket.info().await.map_err(|e| format!("sessions are not counted: {}", e.0))?.messages;
+    let buckets = super::pins::buckets(link, subjects).await.map_err(|e| format!("sessions are not counted: {e}"))?;
+    let mut found = 0;
+    for bucket in &buckets {
+        found += bucket.info().await.map_err(|e| format!("sessions are not counted: {}", e.0))?.messages;
+    }
     if found > MAX_COUNTED {
         return Err(format!("sessions are not counted: there are {found} pins; `rankpin pins stats` counts them"));
     }
     let mut counts = Counts::default();
-    let take = |change: Change| {
+    let mut take = |change: Change| {
         let pin =
             change.stored.value.as_deref().and_then(|value| PinValue::parse(PinKey::parse(&change.key)?, value).ok());
         if let Some(pin) = pin {
@@ -196,7 +199,9 @@ async fn count_pins(link: &Link, subjects: &Subjects) -> Result<Counts, String> 
             *counts.at.entry(at).or_default() += 1;
         }
     };
-    read_all(&bucket, take).await.map_err(|e| format!("sessions are not counted: {}", e.0))?;
+    for bucket in &buckets {
+        read_all(bucket, &mut take).await.map_err(|e| format!("sessions are not counted: {}", e.0))?;
+    }
     Ok(counts)
 }
 

@@ -12,6 +12,7 @@ use std::fmt::Write as _;
 pub use matching::{Lacking, Permissions, lacking};
 
 use crate::core::id::{Namespace, WorkerId};
+use crate::core::partition::every;
 use crate::wire::service;
 use crate::wire::subject::{ANY_QUEUE, JOBS_CONSUMER, QUEUE, Subjects};
 
@@ -86,9 +87,9 @@ pub struct Allowed {
     pub subscribe: Vec<String>,
 }
 
-/// What a user of this role needs.
-pub fn needs(namespace: &Namespace, user: &User) -> Allowed {
-    let names = Names { ns: namespace.to_string(), subjects: Subjects::new(namespace.clone()) };
+/// What a user of this role needs, in a namespace of so many partitions.
+pub fn needs(namespace: &Namespace, partitions: u16, user: &User) -> Allowed {
+    let names = Names { ns: namespace.to_string(), subjects: Subjects::new(namespace.clone()), partitions };
     let mut allowed = match &user.role {
         Role::Frontend => names.frontend(),
         Role::Gateway => names.gateway(),
@@ -113,6 +114,7 @@ pub fn needs(namespace: &Namespace, user: &User) -> Allowed {
 struct Names {
     ns: String,
     subjects: Subjects,
+    partitions: u16,
 }
 
 impl Names {
@@ -173,7 +175,6 @@ impl Names {
 
     fn router(&self) -> Allowed {
         let (ns, [jobs, ..]) = (&self.ns, self.streams());
-        let pins = self.subjects.pins_bucket();
         let mut publish = vec![
             format!("{ns}.worker.*.rank.*"),
             format!("{ns}.worker.*.any"),
@@ -182,13 +183,14 @@ impl Names {
             // Answers to frontends, and what it asks of itself at the start.
             "_INBOX.>".into(),
             "_INBOX_.>".into(),
-            format!("$KV.{pins}.>"),
             format!("{ns}.job.>"),
             format!("{ns}.result.*"),
             format!("{ns}.dead.>"),
         ];
-        for stream in [format!("KV_{pins}"), format!("KV_{}", self.subjects.workers_bucket())] {
-            publish.extend(watching(&stream));
+        publish.extend(self.pins());
+        publish.extend(watching(&format!("KV_{}", self.subjects.workers_bucket())));
+        if self.partitions > 1 {
+            publish.push(self.subjects.parts());
         }
         publish.extend(self.streams().map(|stream| format!("$JS.API.STREAM.INFO.{stream}")));
         publish.extend([
@@ -204,6 +206,7 @@ impl Names {
             .intake()
             .into_iter()
             .chain([self.subjects.decides()])
+            .chain((self.partitions > 1).then(|| self.subjects.parts()))
             .map(|s| format!("{s} {QUEUE}"))
             .collect();
         subscribe.extend([
@@ -245,17 +248,16 @@ impl Names {
     fn operator(&self) -> Allowed {
         let ns = &self.ns;
         let mut allowed = self.batch();
-        let (pins, workers) = (self.subjects.pins_bucket(), self.subjects.workers_bucket());
         allowed.publish.extend([
             format!("{ns}.worker.*.drain"),
-            format!("$KV.{pins}.>"),
             format!("{}.>", service::PREFIX),
             "$JS.API.INFO".into(),
         ]);
-        let buckets = [format!("KV_{pins}"), format!("KV_{workers}")];
-        for stream in &buckets {
-            allowed.publish.extend(watching(stream));
-        }
+        allowed.publish.extend(self.pins());
+        let workers = format!("KV_{}", self.subjects.workers_bucket());
+        allowed.publish.extend(watching(&workers));
+        let mut buckets = self.pins_streams();
+        buckets.push(workers);
         // Those of gateways; who may make a stream names its subjects, so that gateways may not.
         let [bodies, files] = [self.subjects.bodies_bucket(), self.subjects.files_bucket()];
         let stores =
@@ -268,6 +270,23 @@ impl Names {
         allowed.publish.push(format!("$JS.API.CONSUMER.CREATE.{jobs}.{JOBS_CONSUMER}.{}", self.subjects.jobs()));
         allowed.subscribe.push(self.subjects.loads());
         allowed
+    }
+
+    /// The streams of the buckets of pins; where there are partitions, first what says how many.
+    fn pins_streams(&self) -> Vec<String> {
+        let told = format!("KV_{}", self.subjects.pins_bucket());
+        if self.partitions == 1 {
+            return vec![told];
+        }
+        let parts = every(self.partitions).map(|partition| format!("KV_{}", self.subjects.pins_bucket_of(partition)));
+        [told].into_iter().chain(parts).collect()
+    }
+
+    /// What reading and writing pins needs.
+    fn pins(&self) -> Vec<String> {
+        let streams = self.pins_streams();
+        let written = streams.iter().map(|stream| format!("$KV.{}.>", stream.trim_start_matches("KV_")));
+        streams.iter().flat_map(|stream| watching(stream)).chain(written).collect()
     }
 
     fn streams(&self) -> [String; 3] {
@@ -305,7 +324,7 @@ pub enum Proof {
 }
 
 /// A deployment's users, as a file that a NATS server's configuration includes.
-pub fn server_config(namespace: &Namespace, account: &str, users: &[User], proof: &Proof) -> String {
+pub fn server_config(namespace: &Namespace, partitions: u16, account: &str, users: &[User], proof: &Proof) -> String {
     let mut text = format!(
         "# Users of the rankpin namespace {namespace}, with no more rights than their roles need.\n\
          # Written by `rankpin nats-permissions`; write it anew rather than changing it.\n"
@@ -315,7 +334,7 @@ pub fn server_config(namespace: &Namespace, account: &str, users: &[User], proof
     }
     let _ = writeln!(text, "\naccounts {{\n  {account} {{\n    jetstream: enabled\n    users: [");
     for (index, user) in users.iter().enumerate() {
-        let Allowed { publish, subscribe } = needs(namespace, user);
+        let Allowed { publish, subscribe } = needs(namespace, partitions, user);
         let login = match proof {
             Proof::Passwords => format!("user: {}, password: ${}", user.name, user.variable()),
             Proof::Nkeys(keys) => format!("nkey: {}", keys.get(index).map_or("", String::as_str)),

@@ -12,8 +12,8 @@ use super::{OpsError, PATIENCE};
 use crate::core::hash::{PinKey, hashed_rank};
 use crate::core::id::{DEFAULT_POOL, DpRank, Model, SessionId, Tenant, WorkerId};
 use crate::core::worker::WorkerSpec;
-use crate::nats::Link;
 use crate::nats::bucket::{Bucket, CasError, Change, Stored};
+use crate::nats::{self, Link};
 use crate::wire::pin::{OriginName, PinValue};
 use crate::wire::subject::Subjects;
 
@@ -25,6 +25,9 @@ const MAX_ROUNDS: u32 = 5;
 pub struct PinView {
     /// Its key in the bucket.
     pub key: String,
+    /// The partition whose bucket that is, where the namespace has several.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub partition: Option<u16>,
     /// The session; a derived one as `px:` and digits.
     pub session: String,
     /// The model.
@@ -133,55 +136,67 @@ const AGES_S: [u64; 4] = [60, 600, 3600, 86_400];
 /// The pins of a namespace.
 #[derive(Debug)]
 pub struct Pins {
-    bucket: Bucket,
+    /// One, or one for each partition.
+    buckets: Vec<Bucket>,
     link: Link,
     subjects: Subjects,
 }
 
 impl Pins {
-    /// Over this connection; nothing is asked yet.
-    pub fn new(link: &Link, subjects: &Subjects) -> Self {
-        let bucket = Bucket::new(link.clone(), &subjects.pins_bucket()).patient(PATIENCE);
-        Self { bucket, link: link.clone(), subjects: subjects.clone() }
+    /// Over this connection: finds the buckets that there are.
+    pub async fn open(link: &Link, subjects: &Subjects) -> Result<Self, OpsError> {
+        let buckets = buckets(link, subjects).await?;
+        Ok(Self { buckets, link: link.clone(), subjects: subjects.clone() })
     }
 
-    fn unreadable(&self) -> impl Fn(crate::nats::bucket::Unreachable) -> OpsError {
-        OpsError::unreadable(&self.bucket)
+    /// The bucket that a pin stands in.
+    fn bucket_of(&self, pin: &PinView) -> &Bucket {
+        let index = pin.partition.map_or(0, usize::from);
+        self.buckets.get(index).expect("it was read from one of them")
     }
 
-    /// The pins that fit, at most `limit`, and how many there are. Those of the lowest keys: the whole bucket is read.
+    /// The buckets with their partitions, where there are several.
+    fn parts(&self) -> impl Iterator<Item = (Option<u16>, &Bucket)> {
+        let divided = self.buckets.len() > 1;
+        (0..).map(move |partition| divided.then_some(partition)).zip(&self.buckets)
+    }
+
+    /// The pins that fit, at most `limit`, and how many there are. Those of the lowest keys: everything is read.
     pub async fn list(&self, filter: &Filter, limit: usize) -> Result<(Vec<PinView>, u64), OpsError> {
         let (mut found, mut total) = (BTreeMap::new(), 0);
-        let take = |change: Change| {
-            let Some(pin) = view(&change.key, &change.stored).filter(|pin| filter.fits(pin)) else { return };
-            total += 1;
-            found.insert(change.key, pin);
-            if found.len() > limit {
-                found.pop_last();
-            }
-        };
-        read_all(&self.bucket, take).await.map_err(self.unreadable())?;
+        for (partition, bucket) in self.parts() {
+            let take = |change: Change| {
+                let pin = view(partition, &change.key, &change.stored);
+                let Some(pin) = pin.filter(|pin| filter.fits(pin)) else { return };
+                total += 1;
+                found.insert((change.key, partition), pin);
+                if found.len() > limit {
+                    found.pop_last();
+                }
+            };
+            read_all(bucket, take).await.map_err(OpsError::unreadable(bucket))?;
+        }
         Ok((found.into_values().collect(), total))
     }
 
-    /// The pin under a key.
-    pub async fn get(&self, key: PinKey) -> Result<Option<PinView>, OpsError> {
-        let key = key.to_string();
-        let stored = self.bucket.read_leader(&key).await.map_err(self.unreadable())?;
-        Ok(stored.and_then(|stored| view(&key, &stored)))
+    /// The pins under a key: one at most in each partition. In which one a session is depends on the name under which its
+    /// model is asked for, so that all are looked at.
+    pub async fn get(&self, key: PinKey) -> Result<Vec<PinView>, OpsError> {
+        let mut found = Vec::new();
+        for (partition, bucket) in self.parts() {
+            found.extend(read(bucket, partition, &key.to_string()).await?);
+        }
+        Ok(found)
     }
 
     /// Removes a pin, at the revision that was seen. False where it changed since: nothing was done.
     pub async fn remove(&self, pin: &PinView) -> Result<bool, OpsError> {
-        match self.bucket.delete_at(&pin.key, pin.revision).await {
+        let bucket = self.bucket_of(pin);
+        match bucket.delete_at(&pin.key, pin.revision).await {
             Ok(_) => Ok(true),
             Err(CasError::Lost) => Ok(false),
-            Err(CasError::Unreachable(problem)) => Err(self.unwritable(problem)),
+            Err(CasError::Unreachable(problem)) => Err(OpsError::unwritable(bucket, problem)),
         }
-    }
-
-    fn unwritable(&self, problem: String) -> OpsError {
-        OpsError::unwritable(&self.bucket, problem)
     }
 
     /// The worker that pins are to be moved to, where it may have them.
@@ -209,9 +224,10 @@ impl Pins {
         if !spec.serves(&model) {
             return Err(OpsError::refused(format!("worker {} does not serve model {:?}", spec.id, pin.model)));
         }
+        let bucket = self.bucket_of(pin);
         for _ in 0..MAX_ROUNDS {
-            let stored = self.bucket.read_leader(&pin.key).await.map_err(self.unreadable())?;
-            let now = stored.as_ref().and_then(|stored| view(&pin.key, stored));
+            let stored = bucket.read_leader(&pin.key).await.map_err(OpsError::unreadable(bucket))?;
+            let now = stored.as_ref().and_then(|stored| view(pin.partition, &pin.key, stored));
             let (Some(stored), Some(now)) = (stored, now) else {
                 return Err(OpsError::refused(format!("{} is no longer pinned", pin.session)));
             };
@@ -224,13 +240,13 @@ impl Pins {
                 )));
             }
             let value = moved(stored.value.unwrap_or_default(), spec, rank.or_else(|| chosen(pin, spec)))?;
-            match self.bucket.put_at(&pin.key, value, stored.revision).await {
+            match bucket.put_at(&pin.key, value, stored.revision).await {
                 Ok(_) => {
-                    let key = PinKey::parse(&pin.key).expect("it was read under this key");
-                    return self.get(key).await?.ok_or_else(|| OpsError::refused("it has just been removed"));
+                    let now = read(bucket, pin.partition, &pin.key).await?;
+                    return now.ok_or_else(|| OpsError::refused("it has just been removed"));
                 }
                 Err(CasError::Lost) => {}
-                Err(CasError::Unreachable(problem)) => return Err(self.unwritable(problem)),
+                Err(CasError::Unreachable(problem)) => return Err(OpsError::unwritable(bucket, problem)),
             }
         }
         Err(OpsError::refused(format!("{} is written by routers all the time; try again", pin.session)))
@@ -238,12 +254,13 @@ impl Pins {
 
     /// Counts all pins.
     pub async fn stats(&self) -> Result<Stats, OpsError> {
-        let info = self.bucket.info().await.map_err(self.unreadable())?;
+        let first = &self.buckets[0];
+        let info = first.info().await.map_err(OpsError::unreadable(first))?;
         let ages = AGES_S.into_iter().map(Some).chain([None]);
         let ages = ages.map(|up_to_s| AgeCount { up_to_s, pins: 0 }).collect();
         let mut stats = Stats { ttl_s: info.max_age.as_secs(), ages, ..Stats::default() };
-        let take = |change: Change| {
-            let Some(pin) = view(&change.key, &change.stored) else {
+        let mut take = |change: Change| {
+            let Some(pin) = view(None, &change.key, &change.stored) else {
                 stats.unreadable += u64::from(change.stored.value.is_some());
                 return;
             };
@@ -256,9 +273,23 @@ impl Pins {
             let class = AGES_S.iter().position(|up_to| pin.age_s <= *up_to).unwrap_or(AGES_S.len());
             stats.ages[class].pins += 1;
         };
-        read_all(&self.bucket, take).await.map_err(self.unreadable())?;
+        for bucket in &self.buckets {
+            read_all(bucket, &mut take).await.map_err(OpsError::unreadable(bucket))?;
+        }
         Ok(stats)
     }
+}
+
+/// The buckets of pins that there are, for somebody who can wait.
+pub(super) async fn buckets(link: &Link, subjects: &Subjects) -> Result<Vec<Bucket>, OpsError> {
+    let told = Bucket::new(link.clone(), &subjects.pins_bucket());
+    let found = nats::pins::find(link, subjects).await.map_err(OpsError::unreadable(&told))?;
+    Ok(found.into_iter().map(|bucket| bucket.patient(PATIENCE)).collect())
+}
+
+async fn read(bucket: &Bucket, partition: Option<u16>, key: &str) -> Result<Option<PinView>, OpsError> {
+    let stored = bucket.read_leader(key).await.map_err(OpsError::unreadable(bucket))?;
+    Ok(stored.and_then(|stored| view(partition, key, &stored)))
 }
 
 /// Where a session goes on a worker for which no rank is said: nowhere in particular where it has one rank, else where
@@ -301,13 +332,14 @@ pub fn key_of(session: &str, model: &str, tenant: &str) -> Result<PinKey, OpsErr
     Ok(PinKey::new(&tenant, &model, &session_id(session)?))
 }
 
-fn view(key: &str, stored: &Stored) -> Option<PinView> {
+fn view(partition: Option<u16>, key: &str, stored: &Stored) -> Option<PinView> {
     let value = stored.value.as_deref()?;
     PinValue::parse(PinKey::parse(key)?, value).ok()?;
     let pin: PinValue = serde_json::from_slice(value).ok()?;
     let shown = |session: String| session.trim_start_matches('\u{1}').to_owned();
     Some(PinView {
         key: key.to_owned(),
+        partition,
         session: shown(pin.session),
         model: pin.model,
         tenant: pin.tenant,
@@ -339,7 +371,7 @@ mod tests {
             "v": 1, "session": session, "model": "m", "tenant": "", "worker": worker, "dp_rank": rank, "origin": "named",
         });
         let stored = Stored { revision: 7, value: Some(value.to_string().into()), created: SystemTime::now() };
-        view(&PinKey::of("", "m", session).to_string(), &stored).expect("a pin")
+        view(None, &PinKey::of("", "m", session).to_string(), &stored).expect("a pin")
     }
 
     #[test]

@@ -36,7 +36,7 @@ pub async fn provision(
     let name = subjects.batches_bucket();
     let bucket = Bucket::new(link.clone(), &name);
     if bucket.look().await == Look::Missing {
-        let made = bucket.create_on(replicas, 1, ages.files).await;
+        let made = bucket.create_on(replicas, 1, ages.files, "").await;
         made.map_err(|error| OpsError::Bucket { bucket: name.clone(), verb: "made", problem: error.0 })?;
     }
     told.push(format!("bucket {name}"));

@@ -16,6 +16,7 @@ use crate::core::hash::PinKey;
 use crate::core::id::{Origin, RequestId, SessionId, Tenant};
 use crate::core::kv::Prompt;
 use crate::core::mode::{AffinityMode, FrontendTrust, PolicyKind};
+use crate::core::partition::Partition;
 use crate::core::queue::Priority;
 use crate::core::session::derived::Prefixes;
 use crate::nats::lane::Unsound;
@@ -43,6 +44,8 @@ pub fn admit(router: &Arc<Router>, message: Message) -> Result<Option<Request>, 
         Ok(answers) => answers,
         Err(why) => {
             match why {
+                // It wants no answer but the server's.
+                Dropped::Reply if router.subjects.is_part_probe(message.subject()) => {}
                 Dropped::Reply => {
                     router.metrics.dropped_reply.inc();
                 }
@@ -61,8 +64,19 @@ pub fn admit(router: &Arc<Router>, message: Message) -> Result<Option<Request>, 
         Err(error) => return Err(Refused { id: made_id(), answers, error }),
     };
     let subject = router.subjects.parse_request(message.subject());
-    let checked = check(router, &message, headers, &known, subject, &answers);
-    match checked {
+    let mut read = match read_whose(router, &message, headers, &known, subject) {
+        Ok(read) => read,
+        Err(error) => return Err(Refused { id, answers, error }),
+    };
+    if router.config.partitions.is_divided() {
+        read.find_partition(router);
+        match router.hand_over(&message, headers, &read, &id) {
+            Ok(true) => return Ok(None),
+            Ok(false) => {}
+            Err(error) => return Err(Refused { id, answers, error }),
+        }
+    }
+    match check(router, read, &answers) {
         Ok(checked) => take(router, message, id, (checked, answers), None, now).map(Some),
         Err(error) => Err(Refused { id, answers, error }),
     }
@@ -131,17 +145,60 @@ pub(super) struct Checked {
     /// Whether the frontend sends the body itself.
     decides: bool,
     source: Source,
+    partition: Partition,
 }
 
-/// Finds what is wrong with a message, whose subject was taken apart.
-pub(super) fn check(
+impl Checked {
+    /// Forgets what was read for it of a partition that nobody watches here: it is read anew.
+    pub(super) fn forget_unwatched(&self, router: &Router) {
+        if router.config.partitions.serves(self.partition) {
+            return;
+        }
+        let mut state = router.state();
+        let mirror = state.mirrors.of_mut(self.partition);
+        match &self.keys {
+            Keys::None => {}
+            Keys::Named(key) => mirror.forget(*key),
+            Keys::Derived(keys) => keys.iter().for_each(|key| mirror.forget(*key)),
+        }
+    }
+}
+
+/// A message that was read: whose it is, before anything that only the router that serves it can say.
+pub(super) struct Read<'m> {
+    subject: RequestSubject<'m>,
+    trusted: bool,
+    head: RequestHead,
+    identity: Identity,
+    body_size: usize,
+    partition: Partition,
+}
+
+impl Read<'_> {
+    /// Finds out of which partition it is; until then it is of the first, which may be the only one.
+    pub(super) fn find_partition(&mut self, router: &Router) {
+        self.partition = router.partition(&self.head.tenant, &self.identity);
+    }
+
+    /// The partition that it is of, and whether another router has handed it over for that.
+    pub(super) fn partition(&self) -> (Partition, bool) {
+        (self.partition, self.subject.handed_over)
+    }
+
+    /// Whether its frontend sends the body itself.
+    pub(super) fn decides(&self) -> bool {
+        self.subject.decide
+    }
+}
+
+/// Reads a message, whose subject was taken apart.
+pub(super) fn read_whose<'m>(
     router: &Router,
-    message: &Message,
+    message: &'m Message,
     headers: Block<'_>,
     known: &Known<'_>,
-    subject: Option<RequestSubject<'_>>,
-    answers: &Answers,
-) -> Result<Checked, RouteError> {
+    subject: Option<RequestSubject<'m>>,
+) -> Result<Read<'m>, RouteError> {
     let subject = subject.ok_or_else(|| {
         RouteError::InvalidRequest(format!("the subject {:?} is none that takes requests", message.subject()))
     })?;
@@ -164,9 +221,15 @@ pub(super) fn check(
     };
     let elsewhere = known.get("rankpin-body-size").and_then(|size| size.parse().ok());
     let body_size = elsewhere.filter(|_| is_elsewhere).unwrap_or(payload.len());
+    Ok(Read { subject, trusted, head, identity, body_size, partition: Partition::FIRST })
+}
+
+/// Finds what is wrong with a message that was read.
+pub(super) fn check(router: &Router, read: Read<'_>, answers: &Answers) -> Result<Checked, RouteError> {
+    let Read { subject, trusted, head, identity, body_size, partition } = read;
     // Of workers and ranks only the routers of a pool know.
     let worker_hint = head.worker_hint.as_deref().filter(|_| !router.is_global());
-    let (identity, alias) = alias::resolve(router, &head.tenant, worker_hint, identity)?;
+    let (identity, alias) = alias::resolve(router, partition, &head.tenant, worker_hint, identity)?;
     if subject.decide {
         permits::check(router, answers, &identity, alias.is_some())?;
     }
@@ -187,7 +250,7 @@ pub(super) fn check(
         prompt: prompt.unwrap_or_else(|| Prompt::of_bytes(body_size)),
         model,
     };
-    Ok(Checked { ask, keys, prefixes, head, alias, trusted, decides: subject.decide, source })
+    Ok(Checked { ask, keys, prefixes, head, alias, trusted, decides: subject.decide, source, partition })
 }
 
 fn keys(identity: &Identity, tenant: &Tenant) -> Keys {
@@ -251,10 +314,10 @@ pub(super) fn take(
     let kind = kind(job.as_ref(), decide.as_ref());
     let Some(seq) = router.state().live.insert(id.clone(), message.size(), kind) else {
         let full = "the router has as many requests under way as it can hold; try again later";
-        let full = router.overloaded(&checked.ask, &checked.keys, priority, full);
+        let full = router.overloaded(&checked.ask, (checked.partition, &checked.keys), priority, full);
         return Err(Refused { id, answers, error: full });
     };
-    let Checked { ask, keys, prefixes, head, alias, trusted, decides: _, source } = checked;
+    let Checked { ask, keys, prefixes, head, alias, trusted, decides: _, source, partition } = checked;
     if let Some(above) = &answers.above {
         router.state().live.tell_of(seq, &above.events_to, above.hops);
     }
@@ -266,6 +329,7 @@ pub(super) fn take(
         seq,
         id,
         ask,
+        partition,
         keys,
         prefixes,
         message,

@@ -8,6 +8,7 @@ use crate::core::alias::Asked;
 use crate::core::error::RouteError;
 use crate::core::hash::PinKey;
 use crate::core::id::{Model, Origin, Tenant};
+use crate::core::partition::Partition;
 use crate::wire::identity::Identity;
 
 /// The alias that a request has named.
@@ -15,6 +16,8 @@ use crate::wire::identity::Identity;
 pub struct Alias {
     /// Its name.
     pub(super) name: Model,
+    /// Whether it was named here, and not to a router at the global level.
+    here: bool,
     /// The other models that it might have got, with the keys under which its pin would stand there: asked of the bucket
     /// once, where the mirror has none.
     others: Vec<(Model, PinKey)>,
@@ -23,13 +26,14 @@ pub struct Alias {
 impl Alias {
     /// One that a router at the global level was asked for, and has led to a model.
     pub fn passed_on(name: Model) -> Self {
-        Self { name, others: Vec::new() }
+        Self { name, here: false, others: Vec::new() }
     }
 }
 
 /// The request as one for the model that it gets; `worker` is the one that it asks for.
 pub fn resolve(
     router: &Router,
+    partition: Partition,
     tenant: &Tenant,
     worker: Option<&str>,
     identity: Identity,
@@ -40,7 +44,7 @@ pub fn resolve(
         under.iter().map(|one| one.lookups().map(|id| PinKey::new(tenant, &one.model, &id)).collect()).collect();
     let by = identity.constant();
     let asked = Asked { targets, keys: &keys, by: by.as_ref(), worker };
-    let Some(choice) = router.state().choose(asked, Instant::now()) else {
+    let Some(choice) = router.state().choose(partition, asked, Instant::now()) else {
         let models = targets.iter().map(|target| format!("{:?}", target.model.as_str())).collect::<Vec<_>>().join(", ");
         return Err(RouteError::UnknownAlias { alias: identity.model.as_str().to_owned(), models });
     };
@@ -58,20 +62,25 @@ pub fn resolve(
     }
     let identity = chosen.expect("a choice is one of the targets");
     router.metrics.alias_resolved(&name, &identity.model);
-    Ok((identity, Some(Alias { name, others })))
+    Ok((identity, Some(Alias { name, here: true, others })))
 }
 
 impl Request {
+    /// The model that this router was asked for: the alias, where that is one of its own.
+    pub(super) fn asked_for(&self) -> &Model {
+        self.alias.as_ref().filter(|alias| alias.here).map_or(&self.ask.model, |alias| &alias.name)
+    }
+
     /// The mirror may not know yet that the session was given another of the alias's models: its pins are read once,
     /// before anything is done with the request.
     pub(super) async fn recheck_alias(&mut self) {
-        let known = self.router.state().look_up(&self.keys, Instant::now()).1.is_some();
+        let known = self.router.state().look_up(self.partition, &self.keys, Instant::now()).1.is_some();
         if known || self.attempt > 0 || self.claimed.is_some() {
             return;
         }
         let others = self.alias.as_mut().map(|alias| std::mem::take(&mut alias.others)).unwrap_or_default();
         for (model, key) in others {
-            if !self.router.read_pin(key).await {
+            if !self.router.read_pin(self.partition, key).await {
                 return;
             }
             let keys = match self.ask.session.as_ref().map(|session| session.origin) {
@@ -79,7 +88,7 @@ impl Request {
                 Some(Origin::Derived) => Keys::Derived([key].into()),
                 None => return,
             };
-            let pinned = self.router.state().look_up(&keys, Instant::now()).1.is_some();
+            let pinned = self.router.state().look_up(self.partition, &keys, Instant::now()).1.is_some();
             if pinned {
                 self.ask.model = model;
                 self.keys = keys;

@@ -73,6 +73,16 @@ impl Answers {
         Ok(Self { reply: reply.map(Into::into), above: above.map(|(above, _)| Box::new(above)) })
     }
 
+    /// Whom a request was to be answered to that was handed over, by its reply subject alone. `None` where nothing may go
+    /// there.
+    pub fn at(router: &Router, reply: &str) -> Option<Self> {
+        if Subjects::is_router_inbox(reply) && !reply.starts_with(&router.inbox_prefix) {
+            let above = Above { events_to: reply.into(), hops: 1, attempt: 1, alias: None, accepted: false };
+            return Some(Self { reply: None, above: Some(Box::new(above)) });
+        }
+        router.may_reply_to(reply).then(|| Self { reply: Some(reply.into()), above: None })
+    }
+
     /// The number of the attempt before the first one here.
     pub fn first_attempt(&self) -> u32 {
         self.above.as_ref().map_or(0, |above| above.attempt.saturating_sub(1).saturating_mul(ATTEMPTS_EACH))

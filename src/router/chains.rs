@@ -22,7 +22,8 @@ impl Request {
         let now = Instant::now();
         let (revision, due) = {
             let mut state = self.router.state();
-            (state.mirror.revision(key, now), state.mirror.take_refresh(key, now))
+            let mirror = state.mirrors.of_mut(self.partition);
+            (mirror.revision(key, now), mirror.take_refresh(key, now))
         };
         if continued.is_at(&decision.placement) {
             if due {
@@ -47,8 +48,10 @@ impl Request {
         let root = self.ask.session.as_ref().map_or(alias.as_str(), |session| self.root(session));
         let value = self.alias_value(&alias, &decision.placement, root);
         let key = PinKey::new(&self.ask.tenant, &self.ask.model, &alias);
-        if let Some(revision) = self.revision_of_derived(key) {
-            let _ = self.write_later(key, value.encode().into(), revision);
+        // Its next turn is known by this id alone, and so may be of another partition than this one.
+        let partition = self.router.partition_of(&self.ask.tenant, self.asked_for(), &alias);
+        if let Some(revision) = self.revision_of_derived(partition, key) {
+            let _ = self.router.write_later((partition, key), value.encode().into(), revision);
         }
     }
 

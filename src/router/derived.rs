@@ -8,6 +8,7 @@ use super::state::Keys;
 use crate::core::decide::Decision;
 use crate::core::hash::PinKey;
 use crate::core::id::{Origin, Placement, SessionId};
+use crate::core::partition::Partition;
 use crate::core::pins::Pin;
 use crate::core::session::Session;
 use crate::wire::pin::PinValue;
@@ -40,7 +41,7 @@ impl Request {
     /// The pin that the request continues, where its session is derived.
     pub(super) fn find_continued(&self) -> Option<Continued> {
         let (Keys::Derived(keys), Some(key)) = (&self.keys, self.basis.key) else { return None };
-        let pin = self.router.state().mirror.get(key, Instant::now())?.pin.clone()?;
+        let pin = self.router.state().mirrors.of(self.partition).get(key, Instant::now())?.pin.clone()?;
         let from_deepest = keys.iter().position(|other| *other == key)?;
         Some(Continued { key, index: keys.len() - 1 - from_deepest, pin })
     }
@@ -85,7 +86,7 @@ impl Request {
         let existing = {
             let state = self.router.state();
             let key = derived_pin_key(&self.ask, write.key);
-            state.mirror.get(key, Instant::now()).and_then(|entry| entry.pin.clone())
+            state.mirrors.of(self.partition).get(key, Instant::now()).and_then(|entry| entry.pin.clone())
         };
         let Some(pin) = existing else { return Some(write) };
         if pin.shared || pin.placement == write.placement {
@@ -103,7 +104,7 @@ impl Request {
     fn is_pinned_well(&self, key: u64) -> bool {
         let now = Instant::now();
         let state = self.router.state();
-        let entry = state.mirror.get(derived_pin_key(&self.ask, key), now);
+        let entry = state.mirrors.of(self.partition).get(derived_pin_key(&self.ask, key), now);
         let Some(pin) = entry.and_then(|entry| entry.pin.as_ref()) else { return false };
         let worker = state.fleet.eligible_worker(&pin.placement.worker, &self.ask.model, now);
         worker.is_some_and(|(_, worker)| match pin.placement.rank {
@@ -119,8 +120,9 @@ impl Request {
         let due = {
             let mut state = self.router.state();
             let now = Instant::now();
-            let due = state.mirror.take_refresh(continued.key, now);
-            if due { Some(state.mirror.revision(continued.key, now)) } else { None }
+            let mirror = state.mirrors.of_mut(self.partition);
+            let due = mirror.take_refresh(continued.key, now);
+            if due { Some(mirror.revision(continued.key, now)) } else { None }
         };
         let (Some(revision), Some(prefixes)) = (due, &self.prefixes) else { return };
         let value = self.derived_value(&Write {
@@ -134,7 +136,7 @@ impl Request {
 
     fn write_derived(&mut self, write: &Write) {
         let key = derived_pin_key(&self.ask, write.key);
-        let Some(revision) = self.revision_of_derived(key) else { return };
+        let Some(revision) = self.revision_of_derived(self.partition, key) else { return };
         let value = self.derived_value(write);
         if write.shared {
             // Somebody else's pin, which stays whatever becomes of this request.
@@ -145,10 +147,12 @@ impl Request {
     }
 
     /// The revision that a write of a derived pin has to expect; `None` where there may be no more of them.
-    pub(super) fn revision_of_derived(&self, key: PinKey) -> Option<u64> {
+    pub(super) fn revision_of_derived(&self, partition: Partition, key: PinKey) -> Option<u64> {
         let (revision, derived) = {
             let state = self.router.state();
-            (state.mirror.revision(key, Instant::now()), state.mirror.derived())
+            // How many another partition has is not known here: as many as this one, since they fall by a hash.
+            let derived = state.mirrors.of(self.partition).derived();
+            (state.mirrors.of(partition).revision(key, Instant::now()), derived)
         };
         // Beyond, a derived session is routed and not pinned (protocol section 8).
         let most = self.router.config.max_derived_pins;

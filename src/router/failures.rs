@@ -16,7 +16,7 @@ const GRACE_PAUSE: Duration = Duration::from_millis(100);
 
 impl Request {
     pub(super) fn overloaded(&self, why: &str) -> RouteError {
-        self.router.overloaded(&self.ask, &self.keys, self.priority, why)
+        self.router.overloaded(&self.ask, (self.partition, &self.keys), self.priority, why)
     }
 
     /// What a refusal means for the request.

@@ -71,15 +71,16 @@ impl Router {
         gauges.queued.set(count(state.queued()));
         gauges.models_queued.set(count(state.models_queued()));
         gauges.workers.set(count(state.fleet.iter().count()));
-        gauges.pins.set(i64::try_from(state.mirror.pins()).unwrap_or(i64::MAX));
-        gauges.derived_pins.set(count(state.mirror.derived()));
+        gauges.pins.set(i64::try_from(state.mirrors.pins()).unwrap_or(i64::MAX));
+        gauges.derived_pins.set(count(state.mirrors.derived()));
         gauges.cached_prefixes.set(count(state.fleet.index().len()));
         drop(state);
         let jobs = self.jobs.as_ref();
         self.metrics.jobs.enabled.set(i64::from(jobs.is_some_and(|jobs| jobs.is_on())));
         self.metrics.jobs.held.set(count(jobs.map_or(0, |jobs| jobs.held())));
-        gauges.bucket_unreachable.set(i64::from(self.pins.is_unreachable()));
+        gauges.bucket_unreachable.set(i64::from(self.pins.is_any_unreachable()));
         gauges.pins_owed.set(count(self.pins.owed()));
+        self.metrics.partitions.set(&self.config.partitions);
         self.metrics.fleet.set(self.sample());
     }
 }

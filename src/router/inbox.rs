@@ -60,9 +60,15 @@ type Late = (RequestId, WorkerId, u32);
 /// Number of the inbox's subscription.
 const INBOX: u64 = 0;
 
+/// Number of the subscription to what the server says of probes of partitions.
+const HANDED_OVER: u64 = 1;
+
 /// Subscribes to this router's inbox.
 pub async fn subscribe(router: &Router) -> Result<(), ConnectError> {
     router.dispatch.subscribe(INBOX, &format!("{}*", router.inbox), None);
+    if router.config.partitions.is_divided() {
+        router.dispatch.subscribe(HANDED_OVER, &router.hand_over_inboxes(), None);
+    }
     router.dispatch.barrier().await
 }
 
@@ -136,7 +142,9 @@ impl Router {
                 None
             }
             None => {
-                self.metrics.malformed("inbox");
+                if !self.hear_of_hand_over(&message) {
+                    self.metrics.malformed("inbox");
+                }
                 None
             }
         }

@@ -23,6 +23,8 @@ const CACHES: u64 = 2;
 const NOTES: u64 = 3;
 /// Number of the first subscription to requests, in the order of their subjects.
 const REQUESTS: u64 = 4;
+/// Number of the first subscription to what other routers hand over, by partition.
+const PARTS: u64 = 16;
 /// Message from which on reading its body would hold up others: that is done elsewhere than on the hot thread. Where the
 /// body is not read, its size costs no time.
 const LARGE: usize = 256 * 1024;
@@ -46,10 +48,21 @@ pub async fn subscribe_control(router: &Router) -> Result<(), ConnectError> {
 
 /// Subscribes to requests, in the routers' queue group.
 pub async fn subscribe_requests(router: &Router) -> Result<(), ConnectError> {
-    for (number, subject) in (REQUESTS..).zip(router.intake_subjects()) {
+    for (number, subject) in request_subjects(router) {
         router.intake.subscribe(number, &subject, Some(QUEUE));
     }
     router.intake.barrier().await
+}
+
+/// Where requests come in, with the numbers of their subscriptions: from frontends, and where there are partitions from
+/// other routers.
+fn request_subjects(router: &Router) -> Vec<(u64, String)> {
+    let mut subjects: Vec<_> = (REQUESTS..).zip(router.intake_subjects()).collect();
+    if router.config.partitions.is_divided() {
+        let parts = router.config.partitions.served();
+        subjects.extend(parts.map(|partition| (PARTS + partition.index() as u64, router.subjects.part(partition))));
+    }
+    subjects
 }
 
 /// Takes one message of the intake.
@@ -81,11 +94,11 @@ pub fn take(router: &Arc<Router>, message: Message) {
 /// queue group's messages in 40 departures, none this way).
 pub async fn leave(router: &Router) {
     router.taking.store(false, Ordering::Relaxed);
-    let numbers = || (REQUESTS..).take(router.intake_subjects().len());
-    for number in numbers() {
+    let numbers: Vec<u64> = request_subjects(router).into_iter().map(|(number, _)| number).collect();
+    for &number in &numbers {
         router.intake.leave_after(number, LEAVE_AFTER);
     }
-    let received = || numbers().map(|number| router.intake.received(number)).sum::<u64>();
+    let received = || numbers.iter().map(|&number| router.intake.received(number)).sum::<u64>();
     let mut before = received();
     loop {
         tokio::time::sleep(LEAVE_IDLE).await;
@@ -94,7 +107,7 @@ pub async fn leave(router: &Router) {
             now => before = now,
         }
     }
-    for number in numbers() {
+    for &number in &numbers {
         router.intake.unsubscribe(number);
     }
     if let Err(error) = router.intake.barrier().await {
@@ -107,6 +120,9 @@ fn cancel(router: &Router, message: &Message) {
         let found = router.state().live.cancel(id);
         if let (0, Some(jobs)) = (found, &router.jobs) {
             jobs.note_cancel(id);
+        }
+        if found == 0 && router.config.partitions.is_divided() {
+            router.note_cancel(id);
         }
     }
 }

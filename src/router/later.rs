@@ -11,6 +11,7 @@ use super::route::Request;
 use super::state::Router;
 use crate::core::hash::PinKey;
 use crate::core::id::Placement;
+use crate::core::partition::Partition;
 use crate::nats::bucket::CasError;
 use crate::wire::pin::PinValue;
 
@@ -36,7 +37,8 @@ impl Request {
             value.worker = placement.worker.as_str().into();
             value.dp_rank = placement.rank.map(|rank| rank.0);
             value = value.in_pool(self.router.pool_of(&placement.worker).as_ref());
-            let written = self.router.replace_after(later.written, later.key, later.value, Some(value.clone()));
+            let at = (self.partition, later.key);
+            let written = self.router.replace_after(later.written, at, later.value, Some(value.clone()));
             self.later.push(Later { key: later.key, value, written });
         }
     }
@@ -44,7 +46,7 @@ impl Request {
     /// No worker has it: what was pinned at its acceptance is taken back.
     pub(super) fn take_back_later(&mut self) {
         for later in std::mem::take(&mut self.later) {
-            self.router.replace_after(later.written, later.key, later.value, None);
+            self.router.replace_after(later.written, (self.partition, later.key), later.value, None);
         }
     }
 }
@@ -54,7 +56,7 @@ impl Router {
     fn replace_after(
         self: &Arc<Self>,
         earlier: JoinHandle<()>,
-        key: PinKey,
+        (partition, key): (Partition, PinKey),
         old: PinValue,
         new: Option<PinValue>,
     ) -> JoinHandle<()> {
@@ -65,42 +67,46 @@ impl Router {
             let now = Instant::now();
             let revision = {
                 let state = router.state();
-                let stands = state.mirror.get(key, now);
+                let stands = state.mirrors.of(partition).get(key, now);
                 let pin = stands.and_then(|entry| Some((entry.revision, &entry.pin.as_ref()?.placement)));
                 pin.filter(|(_, at)| at.worker.as_str() == old.worker && at.rank.map(|rank| rank.0) == old.dp_rank)
                     .map(|(revision, _)| revision)
             };
             let Some(revision) = revision else { return };
             match new {
-                Some(new) => router.put_later(key, new.encode().into(), revision).await,
-                None => router.delete_later(key, revision).await,
+                Some(new) => router.put_later((partition, key), new.encode().into(), revision).await,
+                None => router.delete_later((partition, key), revision).await,
             }
         })
     }
 
     /// Writes a pin. A lost race is no error: the winner's pin counts.
-    pub(super) async fn put_later(self: &Arc<Self>, key: PinKey, value: Bytes, expected: u64) {
-        match self.pins.bucket.put_at(&key.to_string(), value.clone(), expected).await {
-            Ok(revision) => self.remember(key, revision, &value, true),
-            Err(error) => self.not_written(key, error).await,
+    pub(super) async fn put_later(self: &Arc<Self>, at: (Partition, PinKey), value: Bytes, expected: u64) {
+        let (partition, key) = at;
+        match self.pins.of(partition).bucket.put_at(&key.to_string(), value.clone(), expected).await {
+            Ok(revision) => self.remember(at, revision, &value, true),
+            Err(error) => self.not_written(at, error).await,
         }
     }
 
-    async fn delete_later(self: &Arc<Self>, key: PinKey, expected: u64) {
-        match self.pins.bucket.delete_at(&key.to_string(), expected).await {
-            Ok(revision) => self.state().mirror.handle_own(key, revision, None, Instant::now()),
-            Err(error) => self.not_written(key, error).await,
+    async fn delete_later(self: &Arc<Self>, at: (Partition, PinKey), expected: u64) {
+        let (partition, key) = at;
+        match self.pins.of(partition).bucket.delete_at(&key.to_string(), expected).await {
+            Ok(revision) => {
+                self.state().mirrors.of_mut(partition).handle_own(key, revision, None, Instant::now());
+            }
+            Err(error) => self.not_written(at, error).await,
         }
     }
 
-    async fn not_written(self: &Arc<Self>, key: PinKey, error: CasError) {
+    async fn not_written(self: &Arc<Self>, (partition, key): (Partition, PinKey), error: CasError) {
         match error {
             CasError::Lost => {
                 self.metrics.claims_lost.inc();
                 // The mirror has what was to be written; the winner's pin counts.
-                self.read_pin(key).await;
+                self.read_pin(partition, key).await;
             }
-            CasError::Unreachable(problem) => self.lost_bucket(&problem),
+            CasError::Unreachable(problem) => self.lost_bucket(partition, &problem),
         }
     }
 }

@@ -12,6 +12,7 @@ use prometheus_client::registry::Registry;
 
 use super::fleet_metrics::FleetCollector;
 use super::jobs::JobMetrics;
+use super::partitions::PartitionMetrics;
 use super::permits::PermitMetrics;
 use super::queue_metrics::QueueMetrics;
 use super::rarely::Rarely;
@@ -106,6 +107,8 @@ pub struct Metrics {
     pub rebuilt: Counter,
     /// Of the queue.
     pub queue: QueueMetrics,
+    /// Of requests that go from router to router.
+    pub partitions: PartitionMetrics,
     /// Of requests whose frontend sends the body.
     pub permits: PermitMetrics,
     /// Messages of workers about their caches that were taken in.
@@ -198,11 +201,12 @@ impl Metrics {
         let pins_written = family(&mut registry, "pins_written", "Pins written before a dispatch, by kind");
         let malformed = family(&mut registry, "malformed", "Messages that could not be read, by kind");
         let aliases = family(&mut registry, "aliases_resolved", "Requests for an alias, by the model that they got");
-        let queue = QueueMetrics::register(&mut registry);
         let gauges = Gauges::register(&mut registry);
         let metrics = Self {
             jobs: JobMetrics::register(&mut registry),
             permits: PermitMetrics::register(&mut registry),
+            partitions: PartitionMetrics::register(&mut registry),
+            queue: QueueMetrics::register(&mut registry),
             registry,
             admitted,
             dispatched,
@@ -223,7 +227,6 @@ impl Metrics {
             pins_written,
             malformed,
             aliases,
-            queue,
             derived_unpinned,
             prompt_tokens,
             cached_tokens,

@@ -11,6 +11,7 @@ use super::state::Router;
 use crate::core::fleet::Registered;
 use crate::core::hash::PinKey;
 use crate::core::id::WorkerId;
+use crate::core::partition::Partition;
 use crate::core::worker::WorkerState as Declared;
 use crate::nats::bucket::{Bucket, BucketInfo, Change, Unreachable, Watched};
 use crate::nats::{LinkState, guard};
@@ -268,8 +269,8 @@ impl Follower {
     }
 }
 
-/// Takes pins into the mirror.
-pub struct Pins;
+/// Takes pins into the mirror of their partition.
+pub struct Pins(pub Partition);
 
 impl Reader for Pins {
     fn change(&mut self, router: &Arc<Router>, change: Change, fresh: bool) {
@@ -283,17 +284,15 @@ impl Reader for Pins {
         }
         // What comes live was stored just now, whatever the server's clock says: clocks differ between hosts.
         let at = if fresh { Instant::now() } else { local_time(&change.stored) };
-        router.state().mirror.handle_value(key, change.stored.revision, pin, at);
+        router.state().mirrors.of_mut(self.0).handle_value(key, change.stored.revision, pin, at);
     }
 
     fn complete(&mut self, router: &Arc<Router>, complete: bool) {
-        let mut state = router.state();
-        state.mirror_fresh = complete;
-        state.pins_known |= complete;
+        router.state().mirrors.set_fresh(self.0, complete);
     }
 
     fn made_anew(&mut self, router: &Arc<Router>) {
-        router.state().mirror.clear();
+        router.state().mirrors.of_mut(self.0).clear();
     }
 
     fn interrupted(&mut self, _router: &Arc<Router>) {}

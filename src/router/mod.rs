@@ -22,6 +22,8 @@ mod later;
 mod live;
 mod metrics;
 mod mirror;
+mod mirrors;
+mod partitions;
 mod passing;
 mod permits;
 mod pinning;

@@ -14,7 +14,9 @@ use super::state::{Keys, Router};
 use crate::core::decide::{Decision, PinStep};
 use crate::core::hash::PinKey;
 use crate::core::id::{Placement, Pool, WorkerId};
+use crate::core::partition::Partition;
 use crate::core::pins::Pin;
+use crate::nats::Link;
 use crate::nats::bucket::{Bucket, CasError, Stored};
 use crate::wire::pin::PinValue;
 
@@ -29,7 +31,10 @@ const ASK_AGAIN_AFTER: Duration = Duration::from_millis(500);
 /// Pins kept to be written once an unreachable bucket is back.
 const MAX_OWED: usize = 65_536;
 
-/// The pins bucket, and whether it can be reached.
+/// The buckets of pins, one for each partition.
+pub struct PinStores(Box<[PinStore]>);
+
+/// A bucket of pins, and whether it can be reached.
 pub struct PinStore {
     /// The bucket.
     pub bucket: Bucket,
@@ -70,9 +75,35 @@ pub enum Pinned {
     AskAgain,
 }
 
+impl PinStores {
+    /// Over these, in the order of their partitions; at least one.
+    pub fn new(buckets: Vec<Bucket>) -> Self {
+        Self(buckets.into_iter().map(PinStore::new).collect())
+    }
+
+    /// That of a partition.
+    pub fn of(&self, partition: Partition) -> &PinStore {
+        &self.0[partition.index()]
+    }
+
+    /// The connection that all of them are used over.
+    pub fn link(&self) -> &Link {
+        self.of(Partition::FIRST).bucket.link()
+    }
+
+    /// Whether any could not be reached lately.
+    pub fn is_any_unreachable(&self) -> bool {
+        self.0.iter().any(PinStore::is_unreachable)
+    }
+
+    /// Pins that are still to be written.
+    pub fn owed(&self) -> usize {
+        self.0.iter().map(PinStore::owed).sum()
+    }
+}
+
 impl PinStore {
-    /// Over this bucket.
-    pub fn new(bucket: Bucket) -> Self {
+    fn new(bucket: Bucket) -> Self {
         Self { bucket, unreachable: AtomicBool::new(false), owed: std::sync::Mutex::default() }
     }
 
@@ -81,8 +112,7 @@ impl PinStore {
         self.unreachable.load(Ordering::Relaxed)
     }
 
-    /// Pins that are still to be written.
-    pub fn owed(&self) -> usize {
+    fn owed(&self) -> usize {
         self.owed.lock().map_or(0, |owed| owed.len())
     }
 
@@ -96,74 +126,80 @@ impl PinStore {
 }
 
 impl Router {
-    /// The bucket did not answer: until it does again, nobody waits for it.
-    pub(super) fn lost_bucket(self: &Arc<Self>, problem: &str) {
-        if self.pins.unreachable.swap(true, Ordering::Relaxed) {
+    /// The bucket of a partition did not answer: until it does again, nobody waits for it.
+    pub(super) fn lost_bucket(self: &Arc<Self>, partition: Partition, problem: &str) {
+        let store = self.pins.of(partition);
+        if store.unreachable.swap(true, Ordering::Relaxed) {
             return;
         }
+        let bucket = store.bucket.name().to_owned();
         tracing::warn!(
+            bucket,
             problem,
             "the pins bucket is unreachable; routing goes on by the mirror, new sessions are placed by hash"
         );
-        self.happenings.warn(format!("the pins bucket is unreachable: {problem}"));
+        self.happenings.warn(format!("the bucket {bucket} is unreachable: {problem}"));
         let router = Arc::clone(self);
         tokio::spawn(async move {
+            let store = router.pins.of(partition);
             loop {
                 tokio::time::sleep(ASK_AGAIN_AFTER).await;
-                if router.pins.bucket.info().await.is_ok() {
+                if store.bucket.info().await.is_ok() {
                     break;
                 }
             }
-            router.pins.unreachable.store(false, Ordering::Relaxed);
-            tracing::info!("the pins bucket is back");
-            router.happenings.note("the pins bucket is back");
-            router.pay_owed().await;
+            store.unreachable.store(false, Ordering::Relaxed);
+            tracing::info!(bucket, "the pins bucket is back");
+            router.happenings.note(format!("the bucket {bucket} is back"));
+            router.pay_owed(partition).await;
         });
     }
 
-    async fn pay_owed(self: &Arc<Self>) {
-        let owed = std::mem::take(&mut *self.pins.owed.lock().unwrap_or_else(std::sync::PoisonError::into_inner));
+    async fn pay_owed(self: &Arc<Self>, partition: Partition) {
+        let store = self.pins.of(partition);
+        let owed = std::mem::take(&mut *store.owed.lock().unwrap_or_else(std::sync::PoisonError::into_inner));
         let mut owed = owed.into_iter();
         while let Some((key, value)) = owed.next() {
-            match self.pins.bucket.put_at(&key.to_string(), value.clone(), 0).await {
-                Ok(revision) => self.remember(key, revision, &value, true),
+            match store.bucket.put_at(&key.to_string(), value.clone(), 0).await {
+                Ok(revision) => self.remember((partition, key), revision, &value, true),
                 Err(CasError::Lost) => {
-                    self.read_pin(key).await;
+                    self.read_pin(partition, key).await;
                 }
                 Err(CasError::Unreachable(problem)) => {
                     // Gone again: the rest waits with this one, rather than each for its own timeout.
                     for (key, value) in std::iter::once((key, value)).chain(owed) {
-                        self.pins.owe(key, value);
+                        store.owe(key, value);
                     }
-                    return self.lost_bucket(&problem);
+                    return self.lost_bucket(partition, &problem);
                 }
             }
         }
     }
 
     /// Takes what is stored under a key into the mirror.
-    pub(super) fn remember(&self, key: PinKey, revision: u64, value: &[u8], own: bool) {
+    pub(super) fn remember(&self, (partition, key): (Partition, PinKey), revision: u64, value: &[u8], own: bool) {
         let now = Instant::now();
         let pin = read(key, value);
-        let mirror = &mut self.state().mirror;
+        let mut state = self.state();
+        let mirror = state.mirrors.of_mut(partition);
         if own { mirror.handle_own(key, revision, pin, now) } else { mirror.handle_value(key, revision, pin, now) }
     }
 
     /// Reads a pin from the stream's leader into the mirror. `false`: the bucket is unreachable.
-    pub(super) async fn read_pin(self: &Arc<Self>, key: PinKey) -> bool {
+    pub(super) async fn read_pin(self: &Arc<Self>, partition: Partition, key: PinKey) -> bool {
         self.metrics.leader_reads.inc();
-        match self.pins.bucket.read_leader(&key.to_string()).await {
+        match self.pins.of(partition).bucket.read_leader(&key.to_string()).await {
             Ok(Some(stored)) => {
                 let (pin, at) = (stored.value.as_deref().and_then(|value| read(key, value)), local_time(&stored));
-                self.state().mirror.handle_value(key, stored.revision, pin, at);
+                self.state().mirrors.of_mut(partition).handle_value(key, stored.revision, pin, at);
                 true
             }
             Ok(None) => {
-                self.state().mirror.forget(key);
+                self.state().mirrors.of_mut(partition).forget(key);
                 true
             }
             Err(error) => {
-                self.lost_bucket(&error.0);
+                self.lost_bucket(partition, &error.0);
                 false
             }
         }
@@ -172,6 +208,23 @@ impl Router {
     /// The pool of a worker, while it is known.
     pub(super) fn pool_of(&self, worker: &WorkerId) -> Option<Pool> {
         self.state().fleet.find(worker.as_str()).map(|(_, worker)| worker.spec.pool.clone())
+    }
+
+    /// Writes a pin without anybody waiting for it. A lost race is no error: the winner's pin counts.
+    pub(super) fn write_later(
+        self: &Arc<Self>,
+        (partition, key): (Partition, PinKey),
+        value: Bytes,
+        expected: u64,
+    ) -> Option<JoinHandle<()>> {
+        if self.pins.of(partition).is_unreachable() {
+            return None;
+        }
+        if let Some(pin) = read(key, &value) {
+            self.state().mirrors.of_mut(partition).foresee(key, pin, Instant::now());
+        }
+        let router = Arc::clone(self);
+        Some(tokio::spawn(async move { router.put_later((partition, key), value, expected).await }))
     }
 
     fn claim(self: &Arc<Self>, key: PinKey) -> Option<Claim> {
@@ -192,15 +245,25 @@ impl Drop for Claim {
 }
 
 impl Request {
+    /// The bucket in which its pins stand.
+    fn store(&self) -> &PinStore {
+        self.router.pins.of(self.partition)
+    }
+
+    /// The revision that a write of one of its pins has to expect.
+    pub(super) fn revision(&self, key: PinKey) -> u64 {
+        self.router.state().mirrors.of(self.partition).revision(key, Instant::now())
+    }
+
     pub(super) fn is_bucket_unreachable(&self) -> bool {
-        self.router.pins.is_unreachable() || self.contested >= MAX_CONTESTED
+        self.router.pins.of(self.partition).is_unreachable() || self.contested >= MAX_CONTESTED
     }
 
     /// The pin that may be read from the bucket, once, before the mirror is believed: a named session's own; of a derived
     /// one whose body holds an assistant item the prefix before the first of these, which another router may just have
     /// pinned; and a response that another may just have seen end (protocol sections 4 and 4.1).
     pub(super) fn pin_to_recheck(&self) -> Option<PinKey> {
-        if self.rechecked || self.router.pins.is_unreachable() {
+        if self.rechecked || self.router.pins.of(self.partition).is_unreachable() {
             return None;
         }
         match (&self.keys, &self.prefixes) {
@@ -213,7 +276,7 @@ impl Request {
 
     pub(super) async fn recheck_pin(&mut self, key: PinKey) {
         self.rechecked = true;
-        self.router.read_pin(key).await;
+        self.router.read_pin(self.partition, key).await;
         self.recheck_alias().await;
     }
 
@@ -234,7 +297,8 @@ impl Request {
                 }
                 let foreign = {
                     let state = self.router.state();
-                    let entry = state.mirror.get(key, Instant::now()).filter(|entry| !entry.ours)?;
+                    let mirror = state.mirrors.of(self.partition);
+                    let entry = mirror.get(key, Instant::now()).filter(|entry| !entry.ours)?;
                     entry.pin.as_ref()?.placement.clone()
                 };
                 Some(self.value(&foreign))
@@ -255,7 +319,7 @@ impl Request {
                 Some(claim) => self.claim = Some(claim),
                 None => return Pinned::AskAgain,
             }
-            if self.router.state().mirror.revision(key, Instant::now()) != revision {
+            if self.revision(key) != revision {
                 // Somebody had the claim between the decision and now.
                 self.claim = None;
                 return Pinned::AskAgain;
@@ -266,10 +330,10 @@ impl Request {
     }
 
     async fn put_before_dispatch(&mut self, key: PinKey, decision: &Decision, value: Bytes, expected: u64) -> Pinned {
-        match self.router.pins.bucket.put_at(&key.to_string(), value.clone(), expected).await {
+        match self.store().bucket.put_at(&key.to_string(), value.clone(), expected).await {
             Ok(revision) => {
                 self.router.metrics.pin_written(decision.pin);
-                self.router.remember(key, revision, &value, true);
+                self.router.remember((self.partition, key), revision, &value, true);
                 if decision.pin == PinStep::Claim {
                     self.claimed = Some(Claimed { key, revision, since: Instant::now(), settled: false });
                 } else {
@@ -286,10 +350,10 @@ impl Request {
                 self.claim = None;
                 self.contested += 1;
                 // A bucket that is only slow may have stored the value after all: its leader knows.
-                if self.router.read_pin(key).await {
+                if self.router.read_pin(self.partition, key).await {
                     return Pinned::AskAgain;
                 }
-                self.router.lost_bucket(&problem);
+                self.router.lost_bucket(self.partition, &problem);
                 if decision.pin == PinStep::Keep { Pinned::Yes } else { Pinned::AskAgain }
             }
         }
@@ -302,11 +366,11 @@ impl Request {
         self.contested += 1;
         self.claim = None;
         let had_claimed = self.claimed.take().is_some();
-        if !self.router.read_pin(key).await || !had_claimed {
+        if !self.router.read_pin(self.partition, key).await || !had_claimed {
             return;
         }
         let state = self.router.state();
-        let entry = state.mirror.get(key, Instant::now());
+        let entry = state.mirrors.of(self.partition).get(key, Instant::now());
         if let Some(pin) = entry.and_then(|entry| entry.pin.as_ref()) {
             self.ask.excluded.retain(|e| e.placement.worker != pin.placement.worker);
         }
@@ -326,10 +390,10 @@ impl Request {
     /// once the bucket is back.
     fn owe_pin(&self, key: PinKey, decision: &Decision) {
         let value = self.value(&decision.placement);
-        let known = self.router.state().mirror.get(key, Instant::now()).is_some();
-        if !known && self.router.pins.is_unreachable() {
-            self.router.remember(key, 0, &value, true);
-            self.router.pins.owe(key, value);
+        let known = self.router.state().mirrors.of(self.partition).get(key, Instant::now()).is_some();
+        if !known && self.store().is_unreachable() {
+            self.router.remember((self.partition, key), 0, &value, true);
+            self.store().owe(key, value);
         }
     }
 
@@ -351,7 +415,7 @@ impl Request {
             (Keys::Named(key), PinStep::Keep) => self.refresh(*key),
             (Keys::Named(key), PinStep::AfterAccept) => {
                 let (key, value) = (*key, self.pin_value(&decision.placement));
-                let expected = self.router.state().mirror.revision(key, Instant::now());
+                let expected = self.revision(key);
                 self.pin_later(key, value, expected);
             }
             (Keys::Named(_), PinStep::None | PinStep::Claim | PinStep::Complete) | (Keys::None, _) => {}
@@ -378,8 +442,9 @@ impl Request {
         else {
             return;
         };
-        if let Ok(revision) = self.router.pins.bucket.delete_at(&claimed.key.to_string(), claimed.revision).await {
-            self.router.state().mirror.handle_own(claimed.key, revision, None, Instant::now());
+        if let Ok(revision) = self.store().bucket.delete_at(&claimed.key.to_string(), claimed.revision).await {
+            let mut state = self.router.state();
+            state.mirrors.of_mut(self.partition).handle_own(claimed.key, revision, None, Instant::now());
         }
         self.claim = None;
     }
@@ -390,11 +455,8 @@ impl Request {
         }
         let due = {
             let mut state = self.router.state();
-            if state.mirror.take_refresh(key, Instant::now()) {
-                state.mirror.get(key, Instant::now()).cloned()
-            } else {
-                None
-            }
+            let mirror = state.mirrors.of_mut(self.partition);
+            if mirror.take_refresh(key, Instant::now()) { mirror.get(key, Instant::now()).cloned() } else { None }
         };
         let Some((revision, pin)) = due.and_then(|entry| Some((entry.revision, entry.pin?))) else { return };
         let _ = self.write_later(key, self.value(&pin.placement), revision);
@@ -402,14 +464,7 @@ impl Request {
 
     /// Writes a pin without anybody waiting for it. A lost race is no error: the winner's pin counts.
     pub(super) fn write_later(&self, key: PinKey, value: Bytes, expected: u64) -> Option<JoinHandle<()>> {
-        if self.router.pins.is_unreachable() {
-            return None;
-        }
-        if let Some(pin) = read(key, &value) {
-            self.router.state().mirror.foresee(key, pin, Instant::now());
-        }
-        let router = Arc::clone(&self.router);
-        Some(tokio::spawn(async move { router.put_later(key, value, expected).await }))
+        self.router.write_later((self.partition, key), value, expected)
     }
 }
 

@@ -1,6 +1,7 @@
 //! What a router makes when it starts, made by somebody else: for deployments whose routers may not.
 
 use super::jobs::{consumer, streams};
+use super::partitions::provide_pins;
 use super::run::{REGISTRATION_MAX_AGE, RouterError, provide};
 use crate::config::{Level, RouterConfig};
 use crate::core::mode::Provision;
@@ -15,13 +16,13 @@ pub async fn provision(config: &RouterConfig) -> Result<Vec<String>, RouterError
     let subjects = Subjects::new(config.namespace.clone());
     let link = Link::open(config.access.link("rankpin provision")?).await?;
     let mut told = Vec::new();
-    let mut buckets = vec![(subjects.pins_bucket(), config.pin_ttl)];
-    if config.pools.level == Level::Worker {
-        buckets.push((subjects.workers_bucket(), REGISTRATION_MAX_AGE));
+    for (bucket, info) in provide_pins(&link, &subjects, config).await? {
+        told.push(format!("bucket {}: {} keys", bucket.name(), info.messages));
     }
-    for (name, max_age) in buckets {
-        let info = provide(&Bucket::new(link.clone(), &name), max_age, config).await?;
-        told.push(format!("bucket {name}: {} keys", info.messages));
+    if config.pools.level == Level::Worker {
+        let bucket = Bucket::new(link.clone(), &subjects.workers_bucket());
+        let info = provide(&bucket, REGISTRATION_MAX_AGE, "", config).await?;
+        told.push(format!("bucket {}: {} keys", bucket.name(), info.messages));
     }
     if config.pools.level == Level::Global || config.jobs.max == 0 {
         return Ok(told);

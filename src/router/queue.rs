@@ -11,6 +11,7 @@ use crate::core::error::RouteError;
 use crate::core::fleet::WorkerSlot;
 use crate::core::hash::PinKey;
 use crate::core::id::{DpRank, Model};
+use crate::core::partition::Partition;
 use crate::core::pins::Pin;
 use crate::core::queue::{Place, Priority, Pushed, Tried};
 
@@ -21,6 +22,7 @@ type Spot = Option<Option<DpRank>>;
 pub struct Waiting {
     seq: Seq,
     ask: Ask,
+    partition: Partition,
     keys: Keys,
     wants: WaitFor,
 }
@@ -42,10 +44,17 @@ impl Router {
     }
 
     /// The error of a request without room, with the time after which another try is worth it.
-    pub(super) fn overloaded(&self, ask: &Ask, keys: &Keys, priority: Priority, why: &str) -> RouteError {
+    pub(super) fn overloaded(
+        &self,
+        ask: &Ask,
+        (partition, keys): (Partition, &Keys),
+        priority: Priority,
+        why: &str,
+    ) -> RouteError {
         let now = Instant::now();
         let state = self.state();
-        let retry_after_s = state.queue.retry_after_s(&state.place_of(ask, keys, priority, now), now);
+        let place = state.place_of(ask, (partition, keys), priority, now);
+        let retry_after_s = state.queue.retry_after_s(&place, now);
         RouteError::Overloaded { why: why.to_owned(), retry_after_s }
     }
 }
@@ -53,8 +62,9 @@ impl Router {
 impl State {
     /// Puts a request into the queue, where there is room for it.
     pub(super) fn wait(&mut self, asking: &Asking<'_>, wants: WaitFor, now: Instant) -> Asked {
-        let place = self.place_of(asking.ask, asking.keys, asking.priority, now);
-        let waiting = Waiting { seq: asking.seq, ask: asking.ask.clone(), keys: asking.keys.clone(), wants };
+        let place = self.place_of(asking.ask, (asking.partition, asking.keys), asking.priority, now);
+        let Asking { seq, partition, .. } = *asking;
+        let waiting = Waiting { seq, partition, ask: asking.ask.clone(), keys: asking.keys.clone(), wants };
         match self.queue.push(place, asking.seq, waiting, now) {
             Pushed::Waits => Asked::Queued,
             Pushed::Displaced(other) => {
@@ -67,11 +77,11 @@ impl State {
 
     /// Where a request waits, and with whom it takes turns: the turns of one session, and all requests of a tenant that
     /// have none.
-    fn place_of(&self, ask: &Ask, keys: &Keys, priority: Priority, now: Instant) -> Place {
+    fn place_of(&self, ask: &Ask, (partition, keys): (Partition, &Keys), priority: Priority, now: Instant) -> Place {
         let flow = match (keys, &ask.session) {
             (Keys::Named(key), _) => *key,
             (Keys::Derived(prefixes), Some(session)) => {
-                let pin = self.mirror.continued(prefixes, now).and_then(|(_, entry)| entry.pin.as_ref());
+                let pin = self.mirrors.of(partition).continued(prefixes, now).and_then(|(_, entry)| entry.pin.as_ref());
                 let root = pin.and_then(Pin::root).unwrap_or(session.id.as_str());
                 PinKey::of(ask.tenant.as_str(), ask.model.as_str(), root)
             }
@@ -119,7 +129,7 @@ impl State {
     /// Places a waiting request where there is room now. What can't be placed at all any more is told by asking
     /// again: it leaves the queue with mail that makes it do so.
     fn grant(&mut self, waiting: &Waiting, rules: Rules, now: Instant) -> Tried {
-        let (basis, pinned) = self.look_up(&waiting.keys, now);
+        let (basis, pinned) = self.look_up(waiting.partition, &waiting.keys, now);
         match self.place(waiting.seq, &waiting.ask, pinned.as_ref(), false, rules, now) {
             Ok(decision) => {
                 self.tell(waiting.seq, Mail::Granted(Box::new((decision, basis))));

@@ -21,6 +21,7 @@ use crate::core::decide::{Decision, NoPlacement};
 use crate::core::error::RouteError;
 use crate::core::id::RequestId;
 use crate::core::mode::AffinityMode;
+use crate::core::partition::Partition;
 use crate::core::queue::Priority;
 use crate::core::session::derived::Prefixes;
 use crate::nats::{Block, Lines, Message};
@@ -40,6 +41,8 @@ pub struct Request {
     pub(super) seq: Seq,
     pub(super) id: RequestId,
     pub(super) ask: Ask,
+    /// The partition in which its pins stand.
+    pub(super) partition: Partition,
     pub(super) keys: Keys,
     pub(super) prefixes: Option<Prefixes>,
     pub(super) message: Message,
@@ -225,6 +228,7 @@ impl Request {
         let asking = Asking {
             seq: self.seq,
             ask: &self.ask,
+            partition: self.partition,
             keys: &self.keys,
             priority: self.priority,
             holds_claim: self.claim.is_some(),

@@ -9,12 +9,14 @@ use tokio::task::JoinSet;
 
 use super::hot::HotThread;
 use super::jobs::Jobs;
-use super::pinning::PinStore;
+use super::partitions::provide_pins;
+use super::pinning::PinStores;
 use super::state::Router;
 use super::{http, inbox, intake, jobs, kv, mirror, passing, service, ticks};
 use crate::config::{Level, Listen, RouterConfig};
-use crate::core::id::WorkerId;
+use crate::core::id::{Namespace, WorkerId};
 use crate::core::mode::{AffinityMode, Provision};
+use crate::core::partition::Partition;
 use crate::nats::bucket::{Bucket, BucketInfo, Look};
 use crate::nats::{AccessError, ConnectError, JetStream, Lane, Lines, Link, LinkOptions, Payload};
 use crate::wire::header;
@@ -52,9 +54,23 @@ pub enum RouterError {
         /// What the client says.
         problem: String,
     },
+    /// The namespace has another number of partitions.
+    #[error(
+        "namespace {namespace} is made for --partitions {found}, as its bucket {bucket} says, and this router is configured for {wanted}: it would pin sessions where no other looks; start it with --partitions {found}, or in another namespace"
+    )]
+    OtherPartitions {
+        /// The namespace.
+        namespace: Namespace,
+        /// The bucket that says so.
+        bucket: String,
+        /// What it says; as text, since it may be none that can be.
+        found: String,
+        /// What is configured.
+        wanted: u16,
+    },
     /// A bucket is missing and may not be made.
     #[error(
-        "the key-value bucket {bucket} is missing, and provision is never: make it (nats kv add {bucket} --history=1 --ttl={ttl} --replicas={replicas}), or start with --provision auto"
+        "the key-value bucket {bucket} is missing, and provision is never: make it (nats kv add {bucket} --history=1 --ttl={ttl} --replicas={replicas}{described}), or start with --provision auto"
     )]
     MissingBucket {
         /// Its name.
@@ -63,6 +79,8 @@ pub enum RouterError {
         ttl: String,
         /// How many servers should keep it.
         replicas: usize,
+        /// The option that describes it, where it has to be described.
+        described: String,
     },
     /// A bucket can't be read or made.
     #[error("the key-value bucket {bucket} can't be {verb}: {problem}")]
@@ -124,11 +142,10 @@ async fn start(config: RouterConfig) -> Result<Running, RouterError> {
     let dispatch = hot.run(Lane::open(options("dispatch"))).await?;
     let store = Link::open(options("store")).await?;
     let workers = Bucket::new(store.clone(), &subjects.workers_bucket());
-    let pins = Bucket::new(store, &subjects.pins_bucket());
     if config.pools.level == Level::Worker {
-        provide(&workers, REGISTRATION_MAX_AGE, &config).await?;
+        provide(&workers, REGISTRATION_MAX_AGE, "", &config).await?;
     }
-    let pins_info = provide(&pins, config.pin_ttl, &config).await?;
+    let pins = provide_pins(&store, &subjects, &config).await?;
     let own = uuid::Uuid::now_v7().simple().to_string();
     let inbox_subject = format!("{}.{own}.", subjects.router_inbox_prefix());
     // At the global level a job would have to be acknowledged by another pool's word: it is submitted to a pool.
@@ -136,11 +153,11 @@ async fn start(config: RouterConfig) -> Result<Running, RouterError> {
         (Level::Global, _) | (Level::Worker, 0) => None,
         (Level::Worker, _) => {
             let lane = Lane::open(options("jobs")).await?;
-            Some(Jobs::new(lane, JetStream::new(pins.link().clone()), &inbox_subject))
+            Some(Jobs::new(lane, JetStream::new(store), &inbox_subject))
         }
     };
-    let store = PinStore::new(pins.clone());
-    let router = Arc::new(Router::new(config, [intake, dispatch], store, jobs, inbox_subject));
+    let stores = PinStores::new(pins.iter().map(|(bucket, _)| bucket.clone()).collect());
+    let router = Arc::new(Router::new(config, [intake, dispatch], stores, jobs, inbox_subject));
     let mut tasks = JoinSet::new();
     if let Some(listener) = listener {
         tasks.spawn(http::serve(Arc::clone(&router), listener));
@@ -151,9 +168,7 @@ async fn start(config: RouterConfig) -> Result<Running, RouterError> {
     intake::subscribe_control(&router).await?;
     service::subscribe(&router).await?;
     if router.config.affinity != AffinityMode::Off {
-        let max_age = pins_info.max_age;
-        router.state().mirror.set_ttl(if max_age.is_zero() { FOR_EVER } else { max_age });
-        tasks.spawn(mirror::follow(Arc::clone(&router), pins, mirror::Pins));
+        follow_pins(&router, pins, &mut tasks);
     }
     if !router.is_global() {
         tasks.spawn(mirror::follow(Arc::clone(&router), workers, mirror::Workers::default()));
@@ -170,10 +185,21 @@ async fn start(config: RouterConfig) -> Result<Running, RouterError> {
     // The macro keeps what its arguments borrow until it is done: two locks in it would wait for each other.
     let (pins, workers) = {
         let state = router.state();
-        (state.mirror.pins(), state.fleet.iter().count())
+        (state.mirrors.pins(), state.fleet.iter().count())
     };
     tracing::info!(namespace = %router.config.namespace, pins, workers, "router is ready");
     Ok(Running { router, tasks, _hot: hot })
+}
+
+/// Mirrors the buckets of the partitions that are served.
+fn follow_pins(router: &Arc<Router>, pins: Vec<(Bucket, BucketInfo)>, tasks: &mut JoinSet<()>) {
+    for (partition, (bucket, info)) in router.config.partitions.every().zip(pins) {
+        let max_age = if info.max_age.is_zero() { FOR_EVER } else { info.max_age };
+        router.state().mirrors.of_mut(partition).set_ttl(max_age);
+        if router.config.partitions.serves(partition) {
+            tasks.spawn(mirror::follow(Arc::clone(router), bucket, mirror::Pins(partition)));
+        }
+    }
 }
 
 /// Both connections of the hot path in one task: a request is taken, placed and sent without a change of tasks, and
@@ -219,6 +245,7 @@ const TRY_AGAIN_AFTER: Duration = Duration::from_secs(1);
 pub(super) async fn provide(
     bucket: &Bucket,
     max_age: Duration,
+    description: &str,
     config: &RouterConfig,
 ) -> Result<BucketInfo, RouterError> {
     let failed = |verb, problem| RouterError::Bucket { bucket: bucket.name().to_owned(), verb, problem };
@@ -233,11 +260,15 @@ pub(super) async fn provide(
             Look::Missing if config.provision == Provision::Never => {
                 let ttl = humantime::format_duration(max_age).to_string();
                 let (bucket, replicas) = (bucket.name().to_owned(), config.replicas);
-                return Err(RouterError::MissingBucket { bucket, ttl, replicas });
+                let described = match description {
+                    "" => String::new(),
+                    text => format!(" --description={text:?}"),
+                };
+                return Err(RouterError::MissingBucket { bucket, ttl, replicas, described });
             }
             Look::Missing if made => return Err(failed("made", "it is not there after it was made".into())),
             Look::Missing => {
-                let making = bucket.create_on(config.replicas, 1, max_age).await;
+                let making = bucket.create_on(config.replicas, 1, max_age, description).await;
                 made = making.is_ok();
                 if let Err(error) = making {
                     bucket.link().check_permissions()?;
@@ -301,6 +332,9 @@ async fn check_permissions(router: &Router) -> Result<(), RouterError> {
     if router.weighs_caches() {
         router.share_nothing();
     }
+    if router.config.partitions.is_divided() {
+        router.send(&router.subjects.probe_part(Partition::FIRST), None, &headers, Payload::EMPTY);
+    }
     for prefix in &router.config.reply_prefixes {
         let dot = if prefix.ends_with('.') { "" } else { "." };
         let subject = format!("{prefix}{dot}rankpin-permission-check");
@@ -308,9 +342,12 @@ async fn check_permissions(router: &Router) -> Result<(), RouterError> {
     }
     router.dispatch.barrier().await?;
     if router.config.affinity != AffinityMode::Off {
-        // Whether it is refused for its sequence or not answered at all: the server tells of the permission.
-        let _ = router.pins.bucket.put_at(nobody.as_str(), bytes::Bytes::new(), UNREACHABLE_SEQUENCE).await;
-        router.pins.bucket.link().check_permissions()?;
+        for partition in router.config.partitions.every() {
+            // Whether it is refused for its sequence or not answered at all: the server tells of the permission.
+            let bucket = &router.pins.of(partition).bucket;
+            let _ = bucket.put_at(nobody.as_str(), bytes::Bytes::new(), UNREACHABLE_SEQUENCE).await;
+            bucket.link().check_permissions()?;
+        }
     }
     Ok(())
 }
@@ -321,14 +358,14 @@ async fn fill(router: &Arc<Router>) -> Result<(), RouterError> {
     loop {
         {
             let state = router.state();
-            if state.fleet_known && state.pins_known {
+            if state.fleet_known && state.mirrors.all_known() {
                 return Ok(());
             }
         }
-        router.pins.bucket.link().check_permissions()?;
+        router.pins.link().check_permissions()?;
         if noticed.elapsed() >= FILL_NOTICE {
             noticed = Instant::now();
-            tracing::info!(pins = router.state().mirror.pins(), "still reading the buckets");
+            tracing::info!(pins = router.state().mirrors.pins(), "still reading the buckets");
         }
         tokio::time::sleep(DRAIN_STEP).await;
     }

@@ -12,10 +12,12 @@ use tokio::sync::{Notify, watch};
 
 use super::happenings::Happenings;
 use super::jobs::Jobs;
+use super::jobs::cancels::Cancels;
 use super::kv::Notes;
 use super::live::{At, LiveRequests, Seq};
 use super::metrics::Metrics;
-use super::pinning::PinStore;
+use super::mirrors::Mirrors;
+use super::pinning::PinStores;
 use super::queue::Waiting;
 use crate::config::{Level, RouterConfig};
 use crate::core::alias;
@@ -24,7 +26,7 @@ use crate::core::decide::{Decision, NoPlacement, Pin, Rules, decide};
 use crate::core::fleet::Fleet;
 use crate::core::hash::PinKey;
 use crate::core::id::{DEFAULT_POOL, Placement, Pool, WorkerId};
-use crate::core::mode::AffinityMode;
+use crate::core::partition::Partition;
 use crate::core::pins::{Entry, Mirror};
 use crate::core::queue::{Priority, Queues};
 use crate::core::worker::WorkerKind;
@@ -46,8 +48,8 @@ pub struct Router {
     pub intake: Lane,
     /// The connection for dispatch, and for the inbox on which the outcome is heard.
     pub dispatch: Lane,
-    /// The pins bucket.
-    pub pins: PinStore,
+    /// The buckets of pins.
+    pub pins: PinStores,
     /// Durable jobs, where this router takes any.
     pub jobs: Option<Arc<Jobs>>,
     /// This process's own id, which stands in its inbox.
@@ -70,6 +72,8 @@ pub struct Router {
     pub reading: AtomicUsize,
     /// Tells that requests at rest have to be looked at some time.
     pub wake_up: Notify,
+    /// Cancels of what this router does not have, and may just be handed.
+    pub cancels: Mutex<Cancels>,
     /// Whether the router takes new requests: from the time it is ready until it drains.
     pub taking: AtomicBool,
     /// Everything that decisions read and change. Held for microseconds, never across an await.
@@ -81,11 +85,7 @@ pub struct State {
     /// The workers.
     pub fleet: Fleet,
     /// The pins.
-    pub mirror: Mirror,
-    /// Whether the mirror has everything that the bucket has.
-    pub mirror_fresh: bool,
-    /// Whether the pins were read once.
-    pub pins_known: bool,
+    pub mirrors: Mirrors,
     /// Whether the registrations were read once.
     pub fleet_known: bool,
     /// Requests under way.
@@ -184,7 +184,9 @@ pub struct Asking<'r> {
     pub seq: Seq,
     /// What it asks.
     pub ask: &'r Ask,
-    /// Where its pin may stand.
+    /// The partition in which its pin may stand.
+    pub partition: Partition,
+    /// Under which keys.
     pub keys: &'r Keys,
     /// Its priority in the queue.
     pub priority: Priority,
@@ -203,7 +205,7 @@ impl Router {
     pub fn new(
         config: RouterConfig,
         [intake, dispatch]: [Lane; 2],
-        pins: PinStore,
+        pins: PinStores,
         jobs: Option<Jobs>,
         inbox: String,
     ) -> Self {
@@ -222,9 +224,7 @@ impl Router {
         fleet.set_pools(config.pools.pools.clone());
         let state = State {
             fleet,
-            mirror: Mirror::new(config.pin_ttl, now),
-            mirror_fresh: config.affinity == AffinityMode::Off,
-            pins_known: config.affinity == AffinityMode::Off,
+            mirrors: Mirrors::new(&config.partitions, config.affinity, config.pin_ttl, now),
             // Pools stand in the configuration.
             fleet_known: config.pools.level == Level::Global,
             live: LiveRequests::default(),
@@ -252,6 +252,7 @@ impl Router {
             runtime: Handle::current(),
             reading: AtomicUsize::new(0),
             wake_up: Notify::new(),
+            cancels: Mutex::default(),
             taking: AtomicBool::new(false),
             state: Mutex::new(state),
         }
@@ -292,10 +293,10 @@ impl Router {
         {
             return Asked::Busy(claim.clone());
         }
-        let (basis, pinned) = state.look_up(asking.keys, now);
+        let (basis, pinned) = state.look_up(asking.partition, asking.keys, now);
         let doubtful = match asking.keys {
             Keys::None => false,
-            Keys::Named(_) => !state.mirror_fresh,
+            Keys::Named(_) => !state.mirrors.is_fresh(asking.partition),
             Keys::Derived(_) => pinned.is_none(),
         };
         if let Some(key) = asking.recheck.filter(|_| doubtful) {
@@ -330,23 +331,29 @@ impl Router {
 
 impl State {
     /// The model that an alias leads a request to.
-    pub(super) fn choose(&mut self, asked: alias::Asked<'_>, now: Instant) -> Option<alias::Choice> {
-        alias::choose(asked, &self.fleet, &self.mirror, now, &mut self.rng)
+    pub(super) fn choose(
+        &mut self,
+        partition: Partition,
+        asked: alias::Asked<'_>,
+        now: Instant,
+    ) -> Option<alias::Choice> {
+        alias::choose(asked, &self.fleet, self.mirrors.of(partition), now, &mut self.rng)
     }
 
     /// What the mirror knows of a request's session: where it is pinned is the placement of its pin, of a derived one of
     /// the deepest strict prefix that is pinned and not shared (protocol section 4).
-    pub(super) fn look_up(&self, keys: &Keys, now: Instant) -> (Basis, Option<Pinned>) {
+    pub(super) fn look_up(&self, partition: Partition, keys: &Keys, now: Instant) -> (Basis, Option<Pinned>) {
+        let mirror = self.mirrors.of(partition);
         let (key, entry) = match keys {
             Keys::None => return (Basis::default(), None),
-            Keys::Named(key) => (*key, self.mirror.get(*key, now)),
-            Keys::Derived(prefixes) => match self.mirror.continued(prefixes, now) {
+            Keys::Named(key) => (*key, mirror.get(*key, now)),
+            Keys::Derived(prefixes) => match mirror.continued(prefixes, now) {
                 Some((key, entry)) => (key, Some(entry)),
                 None => return (Basis::default(), None),
             },
         };
         let pin = entry.and_then(|entry| entry.pin.as_ref());
-        (Basis::of(key, entry, &self.mirror), pin.map(Pinned::of))
+        (Basis::of(key, entry, mirror), pin.map(Pinned::of))
     }
 
     /// Decides where a request goes, and counts it there.

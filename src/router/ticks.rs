@@ -62,13 +62,13 @@ pub async fn tick(router: Arc<Router>) {
 impl Router {
     fn expire(&self, now: Instant) {
         for _ in 0..EXPIRIES {
-            if !self.state().mirror.expire(now, MAX_EXPIRED) {
+            if !self.state().mirrors.expire(now, MAX_EXPIRED) {
                 break;
             }
         }
         let mut state = self.state();
         // While the router itself is cut off, everybody is silent.
-        if self.dispatch.is_connected() && self.intake.is_connected() && self.pins.bucket.link().is_connected() {
+        if self.dispatch.is_connected() && self.intake.is_connected() && self.pins.link().is_connected() {
             for (slot, worker) in state.fleet.expire(now) {
                 tracing::warn!(%worker, "worker lost: no sign of life for 6 s");
                 self.happenings.warn(format!("worker {worker} lost: silent for 6 s"));

@@ -10,7 +10,9 @@ use crate::core::fleet::{Totals, Worker};
 use crate::core::id::{DpRank, Placement};
 use crate::core::mode::{AffinityMode, PolicyKind};
 use crate::core::worker::WorkerState as Declared;
-use crate::wire::service::{PinCounts, QueueState, RankState, RequestCounts, RouterState, WorkerState};
+use crate::wire::service::{
+    PartitionsState, PinCounts, QueueState, RankState, RequestCounts, RouterState, WorkerState,
+};
 
 /// Most models whose queue is told, the longest first.
 const MAX_QUEUES: usize = 64;
@@ -40,11 +42,15 @@ impl Router {
         requests.waiting = state.live.waiting() as u64;
         requests.queued = state.queued() as u64;
         let pins = PinCounts {
-            mirrored: state.mirror.pins(),
-            derived: state.mirror.derived() as u64,
+            mirrored: state.mirrors.pins(),
+            derived: state.mirrors.derived() as u64,
             races_lost: metrics.claims_lost.get(),
-            fresh: state.mirror_fresh,
-            unreachable: self.pins.is_unreachable(),
+            fresh: state.mirrors.all_fresh(),
+            unreachable: self.pins.is_any_unreachable(),
+            partitions: config
+                .partitions
+                .is_divided()
+                .then(|| PartitionsState { count: config.partitions.count(), served: config.partitions.to_string() }),
         };
         let queue = queues(&state);
         let (workers, ranks_left_out) = fleet(&state, now);
@@ -83,7 +89,7 @@ impl Router {
             connects: lane.connects(),
             slow: lane.slow_consumer_events(),
         };
-        let store = self.pins.bucket.link();
+        let store = self.pins.link();
         let mut connections = vec![
             lane("intake", &self.intake),
             lane("dispatch", &self.dispatch),
@@ -115,8 +121,8 @@ fn fleet(state: &State, now: Instant) -> (Vec<WorkerState>, u64) {
     let mut workers: Vec<&Worker> = state.fleet.iter().map(|(_, worker)| worker).collect();
     workers.sort_by(|a, b| a.spec.id.cmp(&b.spec.id));
     let mut pins: HashMap<&str, HashMap<Option<DpRank>, u64>> = HashMap::new();
-    for (Placement { worker, rank }, count) in state.mirror.placed() {
-        pins.entry(worker.as_str()).or_default().insert(*rank, count);
+    for (Placement { worker, rank }, count) in state.mirrors.placed() {
+        *pins.entry(worker.as_str()).or_default().entry(*rank).or_default() += count;
     }
     let none = HashMap::new();
     let (mut told, mut left_out, mut room) = (Vec::new(), 0, MAX_RANKS);

@@ -58,7 +58,26 @@ impl Board {
         self.history.iter()
     }
 
-    /// The workers as the router sees them that sees most, with all routers' requests and tokens added up.
+    /// Pins that routers mirror.
+    pub fn pins(&self) -> u64 {
+        self.mirrors().map(|router| router.pins.mirrored).sum()
+    }
+
+    /// Of each group of routers that mirror the same partitions the one that has most of their pins: the groups add up.
+    fn mirrors(&self) -> impl Iterator<Item = &RouterState> {
+        let mut groups: BTreeMap<&str, &RouterState> = BTreeMap::new();
+        for router in &self.routers {
+            let served = router.pins.partitions.as_ref().map_or("", |partitions| partitions.served.as_str());
+            let most = groups.entry(served).or_insert(router);
+            if router.pins.mirrored > most.pins.mirrored {
+                *most = router;
+            }
+        }
+        groups.into_values()
+    }
+
+    /// The workers as the router sees them that sees most, with all routers' requests and tokens, and all partitions' pins,
+    /// added up.
     pub fn fleet(&self) -> Vec<WorkerState> {
         let Some(best) = self.routers.iter().max_by_key(|router| router.workers.len()) else { return Vec::new() };
         let mut sums: HashMap<(&str, Option<u16>), RankState> = HashMap::new();
@@ -71,6 +90,12 @@ impl Board {
                 sum.cached_tokens += rank.cached_tokens;
             }
         }
+        let mut pins: HashMap<(&str, Option<u16>), u64> = HashMap::new();
+        for worker in self.mirrors().flat_map(|router| &router.workers) {
+            for rank in &worker.ranks {
+                *pins.entry((&worker.worker, rank.rank)).or_default() += rank.pins;
+            }
+        }
         let mut workers = best.workers.clone();
         for worker in &mut workers {
             for rank in &mut worker.ranks {
@@ -80,6 +105,7 @@ impl Board {
                     rank.prompt_tokens = sum.prompt_tokens;
                     rank.cached_tokens = sum.cached_tokens;
                 }
+                rank.pins = pins.get(&(worker.worker.as_str(), rank.rank)).copied().unwrap_or(0);
             }
         }
         workers
@@ -134,7 +160,7 @@ fn rates(before: &[RouterState], now: &[RouterState]) -> Option<Rates> {
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
-    use crate::wire::service::RequestCounts;
+    use crate::wire::service::{PartitionsState, PinCounts, RequestCounts};
 
     /// A router after so many requests, at this second.
     pub fn router(id: &str, second: u64, requests: u64) -> RouterState {
@@ -196,7 +222,16 @@ pub(super) mod tests {
         assert_eq!((rates.requests, rates.errors), (30.0, 3.0));
         assert_eq!(rates.decisions["pinned"], 15.0);
         assert_eq!((rates.hit, rates.cached, rates.accept_ms), (Some(0.5), Some(0.75), Some(2.0)));
+        let mirrors = |id: &str, served: &str, mirrored| {
+            let partitions = Some(PartitionsState { count: 4, served: served.into() });
+            let pins = PinCounts { mirrored, partitions, ..PinCounts::default() };
+            RouterState { pins, ..router(id, 2, 110) }
+        };
+        let mut divided = Board::default();
+        divided.take(vec![mirrors("a", "0-1", 10), mirrors("b", "0-1", 9), mirrors("c", "2-3", 5)]);
+        assert_eq!((divided.pins(), divided.fleet()[0].ranks[0].pins), (15, 14), "of two alike, one counts");
         let fleet = board.fleet();
+        assert_eq!(fleet[0].ranks[0].pins, 7, "all mirror the same");
         assert_eq!((fleet[0].ranks[1].own, fleet[0].ranks[1].inflight), (21, Some(8)), "own adds up, reports don't");
         assert_eq!(board.happenings().len(), 1, "three routers saw the same");
         board.take(vec![router("d", 3, 10)]);

@@ -53,7 +53,7 @@ fn draw_head(frame: &mut Frame<'_>, area: Rect, namespace: &str, board: &Board) 
         ("cached", percent(rates.and_then(|rates| rates.cached))),
         ("accept", rates.and_then(|rates| rates.accept_ms).map_or_else(|| "-".into(), |ms| format!("{ms:.2} ms"))),
         ("errors/s", rates.map_or_else(|| "-".into(), |rates| format!("{:.1}", rates.errors))),
-        ("pins", routers.iter().map(|router| router.pins.mirrored).max().unwrap_or(0).to_string()),
+        ("pins", board.pins().to_string()),
     ];
     let mut line = Line::default();
     for (name, value) in figures {

@@ -79,6 +79,8 @@ pub const MSG_ID: &str = "Nats-Msg-Id";
 pub const EXPECTED_LAST_SUBJECT_SEQUENCE: &str = "Nats-Expected-Last-Subject-Sequence";
 /// `Retry-After`: seconds, with 429 and 503.
 pub const RETRY_AFTER: &str = "Retry-After";
+/// `Rankpin-Handed-Over`: another router has handed the request over, because it is of this one's partition.
+pub const HANDED_OVER: &str = "Rankpin-Handed-Over";
 /// `Content-Type`.
 pub const CONTENT_TYPE: &str = "Content-Type";
 
@@ -250,7 +252,7 @@ fn starts_with_ignore_case(name: &str, prefix: &str) -> bool {
 
 /// Whether a frontend's header goes on to the worker: all but those that start with `Nats-`, and the router's own.
 pub fn goes_to_worker(name: &str) -> bool {
-    const ROUTERS: [&str; 13] = [
+    const ROUTERS: [&str; 14] = [
         REQUEST_ID,
         REPLY_TO,
         WORKER,
@@ -264,8 +266,15 @@ pub fn goes_to_worker(name: &str) -> bool {
         FAILURES,
         DEAD_REASON,
         HOPS,
+        HANDED_OVER,
     ];
     !starts_with_ignore_case(name, "nats-") && !ROUTERS.iter().any(|own| own.eq_ignore_ascii_case(name))
+}
+
+/// Whether a header goes along where one router hands a request over to another: all but those that start with `Nats-`, and
+/// the one that says so.
+pub fn goes_to_router(name: &str) -> bool {
+    !starts_with_ignore_case(name, "nats-") && !name.eq_ignore_ascii_case(HANDED_OVER)
 }
 
 /// Whether a job's header stays on it when it is published again, or as a dead letter: all but those that start with

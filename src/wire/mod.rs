@@ -12,6 +12,7 @@ pub mod identity;
 pub mod job;
 pub mod kv;
 pub mod load;
+pub mod partitions;
 pub mod pin;
 pub mod registration;
 pub mod reply;

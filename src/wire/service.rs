@@ -216,8 +216,20 @@ pub struct PinCounts {
     pub races_lost: u64,
     /// Whether the mirror has everything.
     pub fresh: bool,
-    /// Whether the bucket can't be reached.
+    /// Whether a bucket can't be reached.
     pub unreachable: bool,
+    /// The partitions, where the namespace has several; `mirrored` is those of the ones that are served.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub partitions: Option<PartitionsState>,
+}
+
+/// Partitions of a namespace, and which of them a router serves.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PartitionsState {
+    /// How many there are.
+    pub count: u16,
+    /// Those that are served, such as `0-15` or `0,3,7-9`.
+    pub served: String,
 }
 
 /// Requests for one model that wait for room.

@@ -3,6 +3,7 @@
 use std::fmt::Write as _;
 
 use crate::core::id::{DpRank, MAX_MODEL_BYTES, Model, NameError, Namespace, RequestId, WorkerId};
+use crate::core::partition::Partition;
 
 /// Builds every subject of one namespace.
 #[derive(Debug, Clone)]
@@ -19,6 +20,8 @@ pub struct RequestSubject<'s> {
     pub trusted: bool,
     /// Whether it came on `{ns}.decide.…`: its frontend sends the body itself.
     pub decide: bool,
+    /// Whether it came on `{ns}.part.{k}.…`: another router has handed it over.
+    pub handed_over: bool,
 }
 
 impl Subjects {
@@ -70,17 +73,49 @@ impl Subjects {
     /// Takes the subject of a request apart; `None` where it is not one.
     pub fn parse_request<'s>(&self, subject: &'s str) -> Option<RequestSubject<'s>> {
         let rest = subject.strip_prefix(self.ns.as_str())?.strip_prefix('.')?;
+        Self::parse_kind(rest, false)
+    }
+
+    fn parse_kind(rest: &str, handed_over: bool) -> Option<RequestSubject<'_>> {
         if rest == "request" {
-            return Some(RequestSubject { model: None, trusted: false, decide: false });
+            return Some(RequestSubject { model: None, trusted: false, decide: false, handed_over });
         }
         let (kind, model) = rest.split_once('.')?;
         let (trusted, decide) = match kind {
             "request" => (false, false),
             "trusted" => (true, false),
             "decide" => (true, true),
+            PART if !handed_over => return Self::parse_kind(model.split_once('.')?.1, true),
             _ => return None,
         };
-        Some(RequestSubject { model: Some(model), trusted, decide })
+        Some(RequestSubject { model: Some(model), trusted, decide, handed_over })
+    }
+
+    /// `{ns}.part.{k}.>`, what is handed over to the routers of a partition.
+    pub fn part(&self, partition: Partition) -> String {
+        format!("{}.{PART}.{partition}.>", self.ns)
+    }
+
+    /// `{ns}.part.>`: the same of all partitions.
+    pub fn parts(&self) -> String {
+        format!("{}.{PART}.>", self.ns)
+    }
+
+    /// Where a request that came on this subject goes on to the routers of a partition.
+    pub fn hand_over(&self, partition: Partition, subject: &str) -> Option<String> {
+        let rest = subject.strip_prefix(self.ns.as_str())?;
+        Some(format!("{}.{PART}.{partition}{rest}", self.ns))
+    }
+
+    /// `{ns}.part.{k}.probe`: whether anybody serves a partition. The message itself says nothing.
+    pub fn probe_part(&self, partition: Partition) -> String {
+        format!("{}.{PART}.{partition}.{PROBE}", self.ns)
+    }
+
+    /// Whether this is such a probe.
+    pub fn is_part_probe(&self, subject: &str) -> bool {
+        let mut rest = subject.strip_prefix(self.ns.as_str()).unwrap_or_default().split('.');
+        rest.next() == Some("") && rest.next() == Some(PART) && rest.nth(1) == Some(PROBE) && rest.next().is_none()
     }
 
     /// `{ns}.worker.{worker}.rank.{r}`.
@@ -227,9 +262,14 @@ impl Subjects {
         format!("{}_workers", self.ns)
     }
 
-    /// The bucket of pins.
+    /// The bucket of pins; where there are partitions, what says how many there are, and holds nothing.
     pub fn pins_bucket(&self) -> String {
         format!("{}_pins", self.ns)
+    }
+
+    /// The bucket of the pins of a partition, where there are several.
+    pub fn pins_bucket_of(&self, partition: Partition) -> String {
+        format!("{}_pins_{partition}", self.ns)
     }
 
     /// The object store of bodies that messages can't hold.
@@ -254,6 +294,10 @@ impl Subjects {
     }
 }
 
+/// The token before the number of a partition.
+const PART: &str = "part";
+/// The last token of a probe of a partition.
+const PROBE: &str = "probe";
 /// Queue group of the routers on requests.
 pub const QUEUE: &str = "router";
 /// The routers' durable consumer of the stream of jobs.
@@ -338,8 +382,9 @@ mod tests {
     fn request_subjects() {
         let s = subjects();
         let parse = |subject| s.parse_request(subject);
-        assert_eq!(parse("rankpin.request"), Some(RequestSubject { model: None, trusted: false, decide: false }));
-        let of = |model, trusted, decide| Some(RequestSubject { model: Some(model), trusted, decide });
+        let none = RequestSubject { model: None, trusted: false, decide: false, handed_over: false };
+        assert_eq!(parse("rankpin.request"), Some(none));
+        let of = |model, trusted, decide| Some(RequestSubject { model: Some(model), trusted, decide, ..none });
         assert_eq!(parse("rankpin.request.a.b"), of("a.b", false, false));
         assert_eq!(parse("rankpin.trusted.m"), of("m", true, false));
         assert_eq!(parse("rankpin.decide.m"), of("m", true, true));
@@ -347,6 +392,32 @@ mod tests {
         assert_eq!(parse("rankpin.trusted"), None);
         assert_eq!(parse("other.request.m"), None);
         assert_eq!(parse("rankpin.load.m"), None);
+    }
+
+    #[test]
+    fn subjects_of_partitions() {
+        let s = subjects();
+        let third = Partition::parse("3", 4).expect("valid");
+        let over = |subject| s.hand_over(third, subject).expect("of this namespace");
+        for (subject, there) in [
+            ("rankpin.request", "rankpin.part.3.request"),
+            ("rankpin.request.m", "rankpin.part.3.request.m"),
+            ("rankpin.trusted.a.b", "rankpin.part.3.trusted.a.b"),
+            ("rankpin.decide.m", "rankpin.part.3.decide.m"),
+        ] {
+            assert_eq!(over(subject), there);
+            let came = s.parse_request(subject).expect("a request's");
+            assert_eq!(s.parse_request(there), Some(RequestSubject { handed_over: true, ..came }));
+            assert!(!s.is_part_probe(there));
+        }
+        assert_eq!(s.hand_over(third, "other.request.m"), None);
+        assert!(s.is_part_probe(&s.probe_part(third)));
+        assert!(!s.is_part_probe("rankpin.request.probe") && !s.is_part_probe("rankpin.part.3.request.probe"));
+        for none in
+            ["rankpin.part.3", "rankpin.part.3.part.3.request.m", "rankpin.part.request", "rankpin.part.3.probe"]
+        {
+            assert_eq!(s.parse_request(none), None, "{none}");
+        }
     }
 
     #[test]

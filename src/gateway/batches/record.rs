@@ -187,7 +187,7 @@ impl Records {
     pub async fn create(&self, record: &Record) -> Result<(), Problem> {
         if self.bucket.look().await == Look::Missing {
             // Another gateway may make it at the same moment: then this fails, and what comes next does not.
-            let _ = self.bucket.create_on(self.replicas, 1, self.max_age).await;
+            let _ = self.bucket.create_on(self.replicas, 1, self.max_age, "").await;
         }
         self.put(record, 0).await.map(drop).map_err(|error| unreachable(&error))
     }

@@ -31,13 +31,14 @@ use self::handshake::Connection;
 use self::outbox::Outbox;
 use super::link::{ConnectError, LinkOptions, LinkState, MAX_VIOLATIONS, VIOLATION_WORDS, parse_addresses};
 use super::login::{self, Login};
+use crate::core::partition::MAX_PARTITIONS;
 
 /// How long a round trip to the server may take.
 const BARRIER_TIMEOUT: Duration = Duration::from_secs(5);
 /// Most round trips that may be under way for whoever asks whether the server answers.
 const MAX_ROUND_TRIPS: usize = 64;
 /// Subscriptions that one connection can have; their numbers are below.
-pub const MAX_SUBSCRIPTIONS: usize = 12;
+pub const MAX_SUBSCRIPTIONS: usize = 16 + MAX_PARTITIONS as usize;
 
 /// A connection that reconnects by itself. Cheap to clone.
 #[derive(Debug, Clone)]
@@ -117,7 +118,7 @@ impl Lane {
             added: AtomicBool::new(false),
             waker: AtomicWaker::new(),
             subscriptions: Mutex::default(),
-            received: Default::default(),
+            received: std::array::from_fn(|_| AtomicU64::default()),
             pongs: Mutex::default(),
             state: watch::channel(state).0,
             connected: AtomicBool::new(false),

@@ -6,7 +6,7 @@
 //! line of [`super::route`], and keeps its ack wait from passing; [`settle`] draws the consequence. [`provide`] makes
 //! the streams. Where that can't be done, there are no jobs, and requests are routed as ever.
 
-mod cancels;
+pub(super) mod cancels;
 mod delivery;
 mod metrics;
 mod provide;

@@ -14,7 +14,7 @@ use crate::core::error::RouteError;
 use crate::core::id::RequestId;
 use crate::core::job::{self, ATTEMPTS_PER_DELIVERY, Attempts, MAX_UNREADABLE};
 use crate::nats::{Block, Headers, Message};
-use crate::router::admit::{Refused, check, take};
+use crate::router::admit::{Refused, check, read_whose, take};
 use crate::router::answers::Answers;
 use crate::router::live::{Seq, Word};
 use crate::router::route::{Request, Stage, plain_reply};
@@ -83,9 +83,14 @@ async fn admit(router: &Arc<Router>, message: Message, job: &Job<'_>) -> Result<
         let headers = message.headers().unwrap_or(Block::NONE);
         let known = Known::read(headers.iter());
         let token = router.subjects.parse_job(message.subject());
-        let subject = token.map(|token| RequestSubject { model: Some(token), trusted: false, decide: false });
+        let subject =
+            token.map(|token| RequestSubject { model: Some(token), trusted: false, decide: false, handed_over: false });
         let answers = Answers::default();
-        let checked = check(&router, &message, headers, &known, subject, &answers)?;
+        let mut read = read_whose(&router, &message, headers, &known, subject)?;
+        read.find_partition(&router);
+        let checked = check(&router, read, &answers)?;
+        // A job is not handed over: whoever has pulled it acknowledges it.
+        checked.forget_unwatched(&router);
         let taken = take(&router, message, id, (checked, answers), Some(part), Instant::now());
         taken.map_err(|Refused { error, .. }| error)
     };

@@ -28,17 +28,17 @@ fn id(text: &str) -> RequestId {
 }
 
 /// A job of model `m`.
-fn job(name: &str) -> Request {
+pub fn job(name: &str) -> Request {
     let body = r#"{"model":"m","messages":[{"role":"user","content":"hi"}]}"#;
     Request::new(Model::new("m").expect("valid"), body).request_id(id(name))
 }
 
-async fn connect(server: &NatsServer) -> Jobs {
+pub async fn connect(server: &NatsServer) -> Jobs {
     Jobs::connect(JobsOptions::new(&server.url())).await.expect("connects")
 }
 
 /// The result of a job, waited for.
-async fn result(jobs: &Jobs, name: &str) -> JobResult {
+pub async fn result(jobs: &Jobs, name: &str) -> JobResult {
     let what = format!("job {name} has its result");
     eventually(&what, LONG, async || jobs.result(&id(name)).await.expect("the server answers")).await
 }

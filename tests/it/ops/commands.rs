@@ -92,8 +92,8 @@ async fn a_pin_is_moved_however_long_a_busy_server_takes() {
     cluster.put_pin("s", "a", Some(0)).await;
     let link = Link::open(LinkOptions::new(&cluster.server.url(), "test")).await.expect("connects");
     let subjects = Subjects::new(Namespace::new("rankpin").expect("valid"));
-    let pins = Pins::new(&link, &subjects);
-    let pin = pins.get(key_of("s", "m", "").expect("valid")).await.expect("readable").expect("pinned");
+    let pins = Pins::open(&link, &subjects).await.expect("a router has made it");
+    let pin = pins.get(key_of("s", "m", "").expect("valid")).await.expect("readable").pop().expect("pinned");
     let target = Target { worker: WorkerId::new("b").expect("valid"), rank: Some(DpRank(5)) };
     let spec = pins.target(&target).await.expect("it is registered");
     cluster.server.freeze();

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use async_nats::{Client, ConnectOptions, Event, HeaderMap, jetstream};
 use serde_json::Value;
 
-use super::permissions::{password, server};
+use super::permissions::{password, server, server_with};
 use crate::support::{NatsServer, settle};
 
 /// A plain client, and the violations that the server has told it of.
@@ -105,6 +105,21 @@ const NOBODY: [&str; 8] = [
     "$JS.API.CONSUMER.DELETE.rankpin_jobs.router",
     "$SYS.REQ.SERVER.PING",
 ];
+
+#[tokio::test]
+async fn only_routers_hand_requests_over() {
+    let server = server_with(&["--partitions", "4"]);
+    let parts = ["rankpin.part.0.request.m", "rankpin.part.3.trusted.m", "rankpin.part.3.probe"];
+    let listen = ["rankpin.part.0.> router", "rankpin.part.>"];
+    for user in ["web", "gateway", "direct", "nightly", "worker-gpu-0", "operator"] {
+        Plain::connect(&server, user).await.denied(&parts, &listen).await;
+    }
+    let router = Plain::connect(&server, "router").await;
+    router.allowed(&parts, &listen[..1]).await;
+    router.allowed(&["$KV.rankpin_pins_3.x", "$JS.API.STREAM.INFO.KV_rankpin_pins_0"], &[]).await;
+    router.denied(&["$KV.rankpin_pins_4.x"], &listen[1..]).await;
+    router.denied(&NOBODY, &[]).await;
+}
 
 #[tokio::test]
 async fn a_frontend_can_only_ask_and_hear_its_own_answers() {

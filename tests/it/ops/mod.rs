@@ -4,6 +4,7 @@ mod access;
 mod commands;
 mod denials;
 mod metrics;
+mod partitions;
 mod permissions;
 
 use std::process::Output;

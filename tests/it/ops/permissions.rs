@@ -50,8 +50,13 @@ fn variable(user: &str) -> String {
 
 /// A server with these users, whose passwords are in its environment.
 pub async fn server() -> NatsServer {
+    server_with(&[])
+}
+
+/// The same, with further arguments to `rankpin nats-permissions`.
+pub fn server_with(more: &[&str]) -> NatsServer {
     let dir = tempfile::tempdir().expect("a temp directory can be made");
-    let args = [&ARGS[..], &["passwords"]].concat();
+    let args = [&ARGS[..], &["passwords"], more].concat();
     let made = command(&args).current_dir(dir.path()).output().expect("it runs");
     assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
     let config = std::fs::read_to_string(dir.path().join("rankpin.conf")).expect("written");
@@ -69,7 +74,7 @@ fn login(server: &NatsServer, user: &str) -> Vec<(&'static str, String)> {
     ]
 }
 
-async fn run_as(server: &NatsServer, user: &str, args: &[&str]) -> String {
+pub async fn run_as(server: &NatsServer, user: &str, args: &[&str]) -> String {
     printed(args, output_with(server, args, &variables(&login(server, user))).await)
 }
 
@@ -77,7 +82,7 @@ fn variables<'v>(login: &'v [(&'static str, String)]) -> Vec<(&'v str, &'v str)>
     login.iter().map(|(name, value)| (*name, value.as_str())).collect()
 }
 
-fn start_as(server: &NatsServer, user: &str, args: &[&str]) -> Process {
+pub fn start_as(server: &NatsServer, user: &str, args: &[&str]) -> Process {
     let mut command = command(args);
     command.envs(login(server, user));
     Process::start(user, command, server.dir())

@@ -17,7 +17,7 @@ const ON: (&str, &str) = ("decide_mode", "true");
 const SHORT: (&str, &str) = ("accept_timeout", "1s");
 const BODY: &str = r#"{"messages":[{"role":"user","content":"how are you?"}]}"#;
 
-fn question() -> Ask {
+pub fn question() -> Ask {
     Ask::new().on("rankpin.decide.m").body("").header("Rankpin-Body-Size", "60").header("traceparent", "t-1")
 }
 
@@ -45,7 +45,7 @@ async fn send_body(cluster: &Cluster, placement: &Message) {
 }
 
 /// Asks, and does as the router says until the end.
-async fn decided(cluster: &Cluster, ask: Ask) -> Answer {
+pub async fn decided(cluster: &Cluster, ask: Ask) -> Answer {
     let mut sent = cluster.send(ask).await;
     let mut placements = 0;
     let (mut first, mut last);

@@ -19,6 +19,7 @@ mod levels;
 mod lost;
 mod outage;
 mod overload;
+mod partitions;
 mod permissions;
 mod pins;
 mod placement;

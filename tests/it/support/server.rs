@@ -116,6 +116,15 @@ impl NatsServer {
             .await
             .expect("the server takes this user")
     }
+
+    /// The same, whose inboxes are its own alone: `_INBOX.{user}`.
+    pub async fn client_with_inbox(&self, user: &str, password: &str) -> async_nats::Client {
+        async_nats::ConnectOptions::with_user_and_password(user.into(), password.into())
+            .custom_inbox_prefix(format!("_INBOX.{user}"))
+            .connect(self.url())
+            .await
+            .expect("the server takes this user")
+    }
 }
 
 fn spawn(dir: &TempDir, options: &Options) -> (Process, u16) {
