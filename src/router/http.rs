@@ -72,6 +72,7 @@ impl Router {
         gauges.models_queued.set(count(state.models_queued()));
         gauges.workers.set(count(state.fleet.iter().count()));
         gauges.pins.set(i64::try_from(state.mirrors.pins()).unwrap_or(i64::MAX));
+        gauges.pin_keys.set(count(state.mirrors.keys()));
         gauges.derived_pins.set(count(state.mirrors.derived()));
         gauges.cached_prefixes.set(count(state.fleet.index().len()));
         drop(state);

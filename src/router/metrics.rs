@@ -152,6 +152,8 @@ pub struct Gauges {
     pub workers: Gauge,
     /// Pins mirrored.
     pub pins: Gauge,
+    /// Keys of pins mirrored, those too under which no pin stands.
+    pub pin_keys: Gauge,
     /// Derived pins mirrored.
     pub derived_pins: Gauge,
     /// Prefixes that ranks are expected to have cached.
@@ -386,6 +388,11 @@ impl Gauges {
         registry.register("models_queued", "Models for which requests wait for room", gauges.models_queued.clone());
         registry.register("workers", "Workers known", gauges.workers.clone());
         registry.register("pins_mirrored", "Pins mirrored", gauges.pins.clone());
+        registry.register(
+            "pin_keys_mirrored",
+            "Keys of pins mirrored, deleted and unreadable ones too",
+            gauges.pin_keys.clone(),
+        );
         registry.register("derived_pins_mirrored", "Derived pins mirrored", gauges.derived_pins.clone());
         registry.register(
             "cached_prefixes",

@@ -81,6 +81,11 @@ impl Mirrors {
         self.served().map(|one| one.mirror.pins()).sum()
     }
 
+    /// Keys known of these, deleted ones included.
+    pub fn keys(&self) -> usize {
+        self.served().map(|one| one.mirror.len()).sum()
+    }
+
     /// Derived pins known of these.
     pub fn derived(&self) -> usize {
         self.served().map(|one| one.mirror.derived()).sum()

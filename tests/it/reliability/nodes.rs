@@ -56,7 +56,7 @@ impl Scene {
             eventually("the mirror is complete", LONG, async || {
                 let stream = context.get_stream("KV_rankpin_pins").await.ok()?;
                 let stored = stream.cached_info().state.messages;
-                (router.metric("pins_mirrored").await == stored as f64).then_some(())
+                (router.metric("pin_keys_mirrored").await == stored as f64).then_some(())
             })
             .await;
         }

@@ -149,7 +149,7 @@ impl Cluster {
             let stream = context.get_stream("KV_rankpin_pins").await.expect("a router has made the bucket");
             let count = stream.cached_info().state.messages;
             for router in &self.routers {
-                if router.metric("pins_mirrored").await != count as f64 {
+                if router.metric("pin_keys_mirrored").await != count as f64 {
                     return None;
                 }
             }
