@@ -179,7 +179,7 @@ mod tests {
         assert!(checker.check(1, &line("a", body)).is_some());
         for (number, (text, code)) in (2..).zip([
             (Bytes::from_static(b"x"), "invalid_json_line"),
-            (Bytes::from(format!(r#"["b","POST","/v1/chat/completions",{{"model":"m"}}]"#)), "invalid_json_line"),
+            (Bytes::from_static(br#"["b","POST","/v1/chat/completions",{"model":"m"}]"#), "invalid_json_line"),
             (line("a", body), "duplicate_custom_id"),
             (line("", body), "invalid_custom_id"),
             (line("b", r#""body":{}"#), "invalid_request"),
