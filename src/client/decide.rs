@@ -1,17 +1,19 @@
 //! Bodies that this frontend sends to their ranks itself (protocol section 6.4): a router is asked with the headers alone,
 //! and says where the body goes. Where it can't, the request goes the usual way.
 
-use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
 use tokio::sync::mpsc;
-use tracing::debug;
+use tokio::task::AbortHandle;
+use tracing::{debug, warn};
 
 use super::{HEADROOM, Request};
+use crate::core::id::{DpRank, Model, WorkerId};
 use crate::core::session::named;
-use crate::nats::{Headers, Inbound, Link, NO_RESPONDERS, Subject};
+use crate::nats::{ConnectError, Headers, Inbound, Link, NO_RESPONDERS, Subject};
 use crate::wire::body::{self, Wanted};
 use crate::wire::header::{self, Known};
 use crate::wire::subject::Subjects;
@@ -23,6 +25,8 @@ const ASK_AGAIN_AFTER: Duration = Duration::from_secs(5);
 const SKEW: Duration = Duration::from_secs(2);
 /// Code word of a router's answer that the request has to go the usual way.
 const UNDECIDED: &str = "undecided";
+/// Model, worker and inbox that nobody has, to which is published to see whether that is allowed.
+const NOBODY: &str = "rankpin-permission-check";
 
 /// Which bodies are sent so, and whether anybody decides.
 #[derive(Debug)]
@@ -30,6 +34,9 @@ pub(super) struct Decider {
     /// The least size in bytes.
     from: usize,
     quiet_until: Mutex<Option<Instant>>,
+    /// The connection on which this user may do all that it takes, counted from 1; 0 for none.
+    allowed_on: AtomicU64,
+    checking: OnceLock<AbortHandle>,
 }
 
 /// A body that waits for its place, or for word that it arrived there.
@@ -67,7 +74,30 @@ pub(super) enum WhyUsual {
 impl Decider {
     /// For bodies from this size on, in bytes.
     pub fn new(from: usize) -> Self {
-        Self { from, quiet_until: Mutex::default() }
+        Self { from, quiet_until: Mutex::default(), allowed_on: AtomicU64::new(0), checking: OnceLock::new() }
+    }
+
+    /// Finds out whether this user may do what it takes, now and on each connection that follows, until [`Self::stop`].
+    pub async fn begin(self: &Arc<Self>, link: &Link, subjects: &Subjects) -> Result<(), ConnectError> {
+        let connection = link.state().borrow().connects;
+        check(link, subjects).await?;
+        self.allowed_on.store(connection, Ordering::Relaxed);
+        let checking = keep_checking(link.clone(), subjects.clone(), Arc::clone(self), connection);
+        let _ = self.checking.set(tokio::spawn(checking).abort_handle());
+        Ok(())
+    }
+
+    /// Looks at no further connections.
+    pub fn stop(&self) {
+        if let Some(checking) = self.checking.get() {
+            checking.abort();
+        }
+    }
+
+    /// Whether this user is known to be allowed what it takes on this connection. A question that the server drops would
+    /// never be answered.
+    pub fn is_allowed_on(&self, connection: u64) -> bool {
+        self.allowed_on.load(Ordering::Relaxed) == connection
     }
 
     /// The headers by which a router is asked where the request's body goes; `None` where it goes the usual way.
@@ -100,6 +130,53 @@ impl Decider {
     fn nobody_decides(&self) {
         let mut quiet_until = self.quiet_until.lock().unwrap_or_else(PoisonError::into_inner);
         *quiet_until = Some(Instant::now() + ASK_AGAIN_AFTER);
+    }
+}
+
+/// Publishes, to nobody, all that it takes: the server tells only on the side of what it drops.
+async fn check(link: &Link, subjects: &Subjects) -> Result<(), ConnectError> {
+    // What was told before is about something else.
+    let _ = link.check_permissions();
+    let model = Model::new(NOBODY).expect("letters and dashes are a name");
+    let worker = WorkerId::new(NOBODY).expect("letters and dashes are an id");
+    let inbox = format!("{}.{NOBODY}", subjects.router_inbox_prefix());
+    for subject in [subjects.decide(&model), subjects.rank(&worker, DpRank(0)), subjects.any(&worker), inbox] {
+        if let Err(error) = link.publish(subject, None, Headers::new(), Bytes::new()).await {
+            debug!(%error, "what tells of permissions could not be published");
+        }
+    }
+    link.barrier().await.map_err(|error| match error {
+        ConnectError::Permissions(lacking) => ConnectError::Permissions(format!(
+            "{lacking} (bodies are to be sent to their ranks, decide_from: `rankpin nats-permissions \
+             --deciding-gateway` writes users that may)"
+        )),
+        error @ (ConnectError::Url { .. }
+        | ConnectError::Credentials { .. }
+        | ConnectError::Connect { .. }
+        | ConnectError::Silent(_)) => error,
+    })
+}
+
+/// Checks each connection behind this one. Until it is known, bodies go the usual way.
+async fn keep_checking(link: Link, subjects: Subjects, decider: Arc<Decider>, mut checked: u64) {
+    let mut state = link.state();
+    loop {
+        let unknown = state.wait_for(|state| state.connected && state.connects != checked).await;
+        let Ok(connection) = unknown.map(|state| state.connects) else { return };
+        match check(&link, &subjects).await {
+            Ok(()) => {
+                decider.allowed_on.store(connection, Ordering::Relaxed);
+                checked = connection;
+            }
+            Err(error @ ConnectError::Permissions(_)) => {
+                warn!(%error, "large bodies go to the routers from now on");
+                checked = connection;
+            }
+            Err(error) => {
+                debug!(%error, "what this user may do is not known yet");
+                tokio::time::sleep(ASK_AGAIN_AFTER).await;
+            }
+        }
     }
 }
 

@@ -72,7 +72,8 @@ pub struct ClientOptions {
     /// How bodies travel that a message can't hold (the server's `max_payload` less [`HEADROOM`]); `None` refuses them.
     pub large_bodies: Option<LargeBodies>,
     /// Bodies from this size on, in bytes, are sent straight to their ranks where routers say which (protocol section 6.4);
-    /// `None` sends all to the routers. This frontend's user has to be allowed to, as routers are.
+    /// `None` sends all to the routers. This frontend's user has to be allowed to, as routers are: connecting fails where it
+    /// is not, and where it no longer is on a later connection, bodies go to the routers.
     pub decide_from: Option<usize>,
 }
 
@@ -157,6 +158,9 @@ impl Client {
         client.shared.wait_for_inbox().await;
         // Tells too whether this user may subscribe to the inbox.
         client.shared.link.barrier().await?;
+        if let Some(decider) = &client.shared.decider {
+            decider.begin(&client.shared.link, &client.shared.subjects).await?;
+        }
         Ok(client)
     }
 
@@ -178,7 +182,9 @@ impl Client {
         if size > max {
             return Err(ClientError::TooLarge { size, max });
         }
-        let question = shared.decider.as_ref().filter(|_| stored.is_none());
+        let connection = shared.wait_for_inbox().await.ok_or(ClientError::Disconnected)?;
+        let decides = |decider: &&Arc<Decider>| stored.is_none() && decider.is_allowed_on(connection);
+        let question = shared.decider.as_ref().filter(decides);
         let question = question.and_then(|decider| decider.question(&request, max)).zip(request.model.as_ref());
         let (subject, held, headers, body) = match question {
             Some((question, model)) => {
@@ -192,7 +198,6 @@ impl Client {
         let first = request.answer_timeout.unwrap_or(idle).saturating_add(wait);
         let patience = Patience { first, idle, deadline: request.deadline };
 
-        let connection = shared.wait_for_inbox().await.ok_or(ClientError::Disconnected)?;
         let opened =
             shared.inbox.open(connection, held).ok_or(ClientError::TooManyOpen { max: shared.options.max_open })?;
         let reply = shared.inbox.subject(opened.token);
@@ -268,6 +273,9 @@ impl Shared {
 impl Drop for Shared {
     fn drop(&mut self) {
         self.reader.abort();
+        if let Some(decider) = &self.decider {
+            decider.stop();
+        }
     }
 }
 

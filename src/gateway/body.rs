@@ -1,7 +1,6 @@
 //! Bodies of requests: read up to the limit, and looked into for no more than what is needed to send them on.
 
 use std::borrow::Cow;
-use std::time::Duration;
 
 use axum::body::Body;
 use axum::http::{HeaderMap, StatusCode, header};
@@ -10,11 +9,9 @@ use futures_util::StreamExt as _;
 use serde::Deserialize;
 use serde::de::Error as _;
 
+use super::pace::unreadable;
 use super::problem::Problem;
 use crate::core::id::Model;
-
-/// How long a client may pause within a body.
-const PAUSE: Duration = Duration::from_secs(30);
 
 /// Reads a body. One that comes in one piece is not copied.
 pub async fn read(headers: &HeaderMap, body: Body, max: usize) -> Result<Bytes, Problem> {
@@ -29,7 +26,8 @@ pub async fn read(headers: &HeaderMap, body: Body, max: usize) -> Result<Bytes, 
     let mut pieces = body.into_data_stream();
     let mut whole = Bytes::new();
     let mut joined = BytesMut::new();
-    while let Some(piece) = next(&mut pieces).await? {
+    while let Some(piece) = pieces.next().await {
+        let piece = piece.map_err(|error| unreadable("the body can't be read", &error))?;
         if whole.len() + joined.len() + piece.len() > max {
             return Err(too_large(max));
         }
@@ -44,18 +42,6 @@ pub async fn read(headers: &HeaderMap, body: Body, max: usize) -> Result<Bytes, 
         joined.extend_from_slice(&piece);
     }
     Ok(if joined.is_empty() { whole } else { joined.freeze() })
-}
-
-async fn next(pieces: &mut axum::body::BodyDataStream) -> Result<Option<Bytes>, Problem> {
-    match tokio::time::timeout(PAUSE, pieces.next()).await {
-        Ok(Some(Ok(piece))) => Ok(Some(piece)),
-        Ok(Some(Err(error))) => Err(Problem::invalid(format!("the body can't be read: {error}"))),
-        Ok(None) => Ok(None),
-        Err(_) => {
-            let message = format!("nothing more of the body came within {} s", PAUSE.as_secs());
-            Err(Problem::new(StatusCode::REQUEST_TIMEOUT, "request_timeout", message))
-        }
-    }
 }
 
 fn too_large(max: usize) -> Problem {

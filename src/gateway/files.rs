@@ -1,15 +1,16 @@
 //! `/v1/files`: files of batches, in the object store.
 
 use std::collections::HashMap;
-use std::time::{Duration, UNIX_EPOCH};
+use std::time::UNIX_EPOCH;
 
 use axum::body::Body;
-use axum::extract::multipart::{Field, Multipart};
+use axum::extract::multipart::{Field, Multipart, MultipartError};
 use axum::http::{HeaderValue, Response, StatusCode, header};
 use bytes::Bytes;
 use serde_json::{Value, json};
 use tokio::io::AsyncWriteExt as _;
 
+use super::pace;
 use super::problem::Problem;
 use crate::nats::objects::{ObjectInfo, ObjectReader, Objects, ObjectsError};
 
@@ -21,8 +22,10 @@ const OUTPUT: &str = "batch_output";
 const MAX_NAME: usize = 512;
 /// Bytes that are between a client and the object store.
 const PIPE: usize = 1024 * 1024;
-/// How long a client may pause within a file.
-const PAUSE: Duration = Duration::from_secs(60);
+/// Longest text that a field of a form may hold, in bytes.
+const MAX_TEXT: usize = 64;
+/// How the fields begin by which OpenAI's API lets a file go earlier.
+const EXPIRY: &str = "expires_after";
 
 /// The files, each of one tenant; that of nobody is the empty name.
 #[derive(Debug, Clone)]
@@ -38,31 +41,46 @@ impl Files {
     }
 
     /// Takes a file that a client uploads.
-    pub async fn upload(&self, tenant: &str, mut form: Multipart) -> Result<Value, Problem> {
-        let wrong = |error: &dyn std::fmt::Display| Problem::invalid(format!("the form can't be read: {error}"));
-        let (mut purpose, mut stored) = (None, None);
-        while let Some(field) = form.next_field().await.map_err(|error| wrong(&error))? {
-            match field.name() {
-                Some("purpose") => purpose = Some(field.text().await.map_err(|error| wrong(&error))?),
-                Some("file") if stored.is_none() => stored = Some(self.take(tenant, field).await?),
-                Some("file") => return self.refuse(stored, Problem::invalid("the form holds two files")).await,
-                Some(_) | None => {}
+    pub async fn upload(&self, tenant: &str, form: Multipart) -> Result<Value, Problem> {
+        let mut stored = None;
+        match self.read(tenant, form, &mut stored).await {
+            Ok(id) => Ok(shown(&self.info(tenant, &id).await?)),
+            Err(problem) => {
+                if let Some(id) = stored {
+                    self.objects.delete(&id).await.map_err(Problem::from)?;
+                }
+                Err(problem)
             }
         }
-        let problem = match (&stored, purpose.as_deref()) {
-            (Some(id), Some(PURPOSE)) => return Ok(shown(&self.info(tenant, id).await?)),
+    }
+
+    /// Reads a form. Its file is `stored` as soon as it is, whatever is wrong with what follows.
+    async fn read(&self, tenant: &str, mut form: Multipart, stored: &mut Option<String>) -> Result<String, Problem> {
+        let mut purpose = None;
+        while let Some(field) = form.next_field().await.map_err(|error| unreadable(&error))? {
+            match field.name() {
+                Some("purpose") => purpose = Some(text(field).await?),
+                Some("file") if stored.is_none() => *stored = Some(self.take(tenant, field).await?),
+                Some("file") => return Err(Problem::invalid("the form holds two files")),
+                // What is not done here is refused rather than left out.
+                Some(name) if name.starts_with(EXPIRY) => {
+                    let message = format!("{EXPIRY} is not offered: all files are kept files_max_age");
+                    return Err(Problem::invalid(message));
+                }
+                name => {
+                    let name: String = name.unwrap_or_default().chars().take(MAX_TEXT).collect();
+                    let message = format!("the form holds a field {name:?}; a file has \"file\" and \"purpose\"");
+                    return Err(Problem::invalid(message));
+                }
+            }
+        }
+        let problem = match (stored.as_ref(), purpose.as_deref()) {
+            (Some(id), Some(PURPOSE)) => return Ok(id.clone()),
             (None, _) => "the form holds no field \"file\"".to_owned(),
             (_, None) => "the form holds no field \"purpose\"".to_owned(),
             (_, Some(other)) => format!("the purpose is {other:?}; there is only {PURPOSE:?}"),
         };
-        self.refuse(stored, Problem::invalid(problem)).await
-    }
-
-    async fn refuse(&self, stored: Option<String>, problem: Problem) -> Result<Value, Problem> {
-        if let Some(id) = stored {
-            self.objects.delete(&id).await.map_err(Problem::from)?;
-        }
-        Err(problem)
+        Err(Problem::invalid(problem))
     }
 
     /// Stores what comes of a field as it comes. Returns the file's id.
@@ -78,9 +96,7 @@ impl Files {
         let pour = async move {
             let mut size = 0;
             loop {
-                let piece = tokio::time::timeout(PAUSE, field.chunk()).await;
-                let piece = piece.map_err(|_| Problem::invalid("nothing more of the file came for a minute"))?;
-                let piece = piece.map_err(|error| Problem::invalid(format!("the file can't be read: {error}")))?;
+                let piece = field.chunk().await.map_err(|error| unreadable(&error))?;
                 let Some(piece) = piece else { return into.shutdown().await.map_err(|error| broken(&error)) };
                 size += piece.len() as u64;
                 if size > self.max {
@@ -177,6 +193,23 @@ impl Files {
         all.sort_by(|a, b| b.modified.cmp(&a.modified).then_with(|| b.name.cmp(&a.name)));
         Ok(all.iter().map(shown).collect())
     }
+}
+
+/// What is told where a form can't be read to its end.
+pub fn unreadable(error: &MultipartError) -> Problem {
+    pace::unreadable("the form with the file can't be read", error)
+}
+
+/// The text of a field.
+async fn text(mut field: Field<'_>) -> Result<String, Problem> {
+    let mut bytes = Vec::new();
+    while let Some(piece) = field.chunk().await.map_err(|error| unreadable(&error))? {
+        bytes.extend_from_slice(&piece);
+        if bytes.len() > MAX_TEXT {
+            return Err(Problem::invalid(format!("a field of the form is longer than {MAX_TEXT} bytes")));
+        }
+    }
+    String::from_utf8(bytes).map_err(|_| Problem::invalid("a field of the form is no UTF-8"))
 }
 
 fn broken(error: &std::io::Error) -> Problem {

@@ -17,6 +17,7 @@ mod headers;
 mod keys;
 mod metrics;
 mod models;
+mod pace;
 mod problem;
 mod routes;
 mod server;

@@ -130,9 +130,16 @@ impl From<ClientError> for Problem {
         let words = error.to_string();
         match error {
             ClientError::Service { status, code, message, retry_after_s, answer } => {
-                let verbatim = (code == ENGINE_ERROR).then_some((answer.payload, answer.content_type));
                 // Statuses that HTTP has no answer for come from somebody who does not speak the protocol.
                 let known = StatusCode::from_u16(status).ok().filter(|_| (400..600).contains(&status));
+                let is_engines = code == ENGINE_ERROR;
+                // A redirect, or an error without a word, tells a client nothing.
+                let is_told = is_engines && known.is_some() && !answer.payload.is_empty();
+                let message = match (is_engines, is_told) {
+                    (true, false) => format!("the engine answered {status}, and nothing that can be passed on"),
+                    (true, true) | (false, _) => message,
+                };
+                let verbatim = is_told.then_some((answer.payload, answer.content_type));
                 let status = known.unwrap_or(StatusCode::BAD_GATEWAY);
                 Self { status, code: code.into(), message, retry_after_s, verbatim }
             }
@@ -191,6 +198,7 @@ mod tests {
         assert_eq!((response.status().as_u16(), header(&response, "content-type")), (422, "text/plain"));
         assert_eq!(problem.verbatim.expect("kept").0, "own");
         assert_eq!(service(422, "other").verbatim, None);
+        assert_eq!(service(302, "engine_error").verbatim, None, "a redirect is no answer");
     }
 
     #[test]

@@ -6,7 +6,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router as Routes;
+use hyper::Request;
+use hyper::body::Incoming;
 use hyper::server::conn::http1;
+use hyper::service::{Service as _, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -21,6 +24,7 @@ use tracing::{debug, warn};
 
 use super::GatewayError;
 use super::metrics::Metrics;
+use super::pace::Paced;
 use crate::config::gateway::TlsFiles;
 
 /// Most connections at a time; more wait to be taken.
@@ -123,7 +127,8 @@ impl Server {
     }
 
     async fn converse(&self, stream: impl AsyncRead + AsyncWrite + Unpin) -> io::Result<()> {
-        let service = TowerToHyperService::new(self.routes.clone());
+        let routes = TowerToHyperService::new(self.routes.clone());
+        let service = service_fn(move |request: Request<Incoming>| routes.call(request.map(Paced::new)));
         let mut stopping = self.stopping.clone();
         let connection = http1::Builder::new()
             .timer(TokioTimer::new())
@@ -141,5 +146,77 @@ impl Server {
             }
         };
         ended.map_err(io::Error::other)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::body::Body;
+    use axum::extract::{FromRequest as _, Multipart, Request};
+    use axum::http::Response;
+    use axum::routing::post;
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+
+    use super::super::api::Family;
+    use super::super::body;
+    use super::super::files::unreadable;
+    use super::super::problem::Problem;
+    use super::*;
+
+    /// Longer than anything that is waited for, on a clock that is only set forward.
+    const EVER: Duration = Duration::from_secs(24 * 3600);
+
+    fn told(outcome: Result<(), Problem>) -> Response<Body> {
+        outcome.map_or_else(|problem| problem.response(Family::OpenAi), |()| Response::new(Body::empty()))
+    }
+
+    async fn whole(request: Request) -> Response<Body> {
+        let (parts, given) = request.into_parts();
+        told(body::read(&parts.headers, given, 1 << 20).await.map(drop))
+    }
+
+    async fn form(request: Request) -> Response<Body> {
+        let read = async {
+            let mut form = Multipart::from_request(request, &()).await.expect("a form");
+            while let Some(mut field) = form.next_field().await.map_err(|error| unreadable(&error))? {
+                while field.chunk().await.map_err(|error| unreadable(&error))?.is_some() {}
+            }
+            Ok(())
+        };
+        told(read.await)
+    }
+
+    /// What a client gets that sends this, and then nothing.
+    async fn answer(path: &str, length: usize, body: &str) -> String {
+        let (_stop, stopping) = watch::channel(false);
+        let routes = Routes::new().route("/whole", post(whole)).route("/form", post(form));
+        let server = Server { routes, tls: None, stopping, metrics: Arc::new(Metrics::default()) };
+        let (mut client, stream) = tokio::io::duplex(1 << 16);
+        let served = tokio::spawn(async move { server.converse(stream).await });
+        let kind = "multipart/form-data; boundary=b";
+        let head =
+            format!("POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: {kind}\r\nContent-Length: {length}\r\n\r\n");
+        client.write_all((head + body).as_bytes()).await.expect("it is read");
+        let mut answer = String::new();
+        let read = tokio::time::timeout(EVER, client.read_to_string(&mut answer)).await;
+        read.expect("there is an answer at some time").expect("UTF-8");
+        served.abort();
+        answer
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_body_that_stalls_is_answered_wherever_it_does() {
+        let field = "--b\r\nContent-Disposition: form-data; name=\"purpose\"\r\n\r\nbat";
+        let file = format!("{field}ch\r\n{}", field.replace("purpose", "file\"; filename=\"f"));
+        for (path, body) in
+            [("/whole", ""), ("/whole", "{"), ("/form", ""), ("/form", "--b\r\n"), ("/form", field), ("/form", &file)]
+        {
+            let answer = answer(path, 100_000, body).await;
+            assert!(answer.starts_with("HTTP/1.1 408 "), "{path} {body}: {answer}");
+            assert!(answer.contains("\"request_timeout\""), "{answer}");
+        }
+        assert!(answer("/whole", 2, "{}").await.starts_with("HTTP/1.1 200 "));
+        let end = format!("{file}\r\n--b--\r\n");
+        assert!(answer("/form", end.len(), &end).await.starts_with("HTTP/1.1 200 "));
     }
 }

@@ -7,6 +7,7 @@ use axum::body::Body;
 use axum::extract::{DefaultBodyLimit, FromRequest as _, Multipart, Path, Request, State};
 use axum::http::{HeaderMap, HeaderValue, Response, Uri, header};
 use axum::routing::{get, post};
+use percent_encoding::percent_decode_str;
 use serde_json::{Value, json};
 
 use super::api::Family;
@@ -14,8 +15,18 @@ use super::batches::Batches;
 use super::problem::Problem;
 use super::{Gateway, body};
 
-/// Entries of a page where the client does not say, and most that it may ask for.
-const PAGE: (usize, usize) = (20, 10_000);
+/// Most entries of a page.
+const MAX_PAGE: usize = 10_000;
+/// Entries of a page of files and of batches where the client does not say, as OpenAI's API has them.
+const FILES_PAGE: usize = MAX_PAGE;
+const BATCHES_PAGE: usize = 20;
+
+/// Parameters of lists.
+const LIMIT: &str = "limit";
+const AFTER: &str = "after";
+const PURPOSE: &str = "purpose";
+const ORDER: &str = "order";
+
 /// Largest body that describes a batch.
 const MAX_BODY: usize = 256 * 1024;
 
@@ -65,7 +76,8 @@ async fn upload(State(gateway): Shared, request: Request) -> Response<Body> {
 async fn files(State(gateway): Shared, headers: HeaderMap, uri: Uri) -> Response<Body> {
     let listed = async {
         let (batches, tenant) = enter(&gateway, &headers)?;
-        page(batches.files.list(&tenant).await?, &uri)
+        let asked = Asked::read(&uri, &[LIMIT, AFTER, PURPOSE, ORDER], FILES_PAGE)?;
+        asked.page(batches.files.list(&tenant).await?)
     };
     answer(listed.await)
 }
@@ -107,7 +119,8 @@ async fn create(State(gateway): Shared, request: Request) -> Response<Body> {
 async fn batches(State(gateway): Shared, headers: HeaderMap, uri: Uri) -> Response<Body> {
     let listed = async {
         let (batches, tenant) = enter(&gateway, &headers)?;
-        page(batches.list(&tenant).await?, &uri)
+        let asked = Asked::read(&uri, &[LIMIT, AFTER], BATCHES_PAGE)?;
+        asked.page(batches.list(&tenant).await?)
     };
     answer(listed.await)
 }
@@ -128,33 +141,76 @@ async fn cancel(State(gateway): Shared, Path(id): Path<String>, headers: HeaderM
     answer(cancelled.await)
 }
 
-/// One page of a list: `limit` entries behind the one whose id is `after`.
-fn page(all: Vec<Value>, uri: &Uri) -> Result<Value, Problem> {
-    let pairs = uri.query().unwrap_or_default().split('&').filter_map(|pair| pair.split_once('='));
-    let (mut limit, mut after) = (PAGE.0, None);
-    for (key, value) in pairs {
-        match key {
-            "after" => after = Some(value),
-            "limit" => {
-                let parsed = value.parse().ok().filter(|limit| (1..=PAGE.1).contains(limit));
-                limit = parsed
-                    .ok_or_else(|| Problem::invalid(format!("limit is {value:?}; allowed is 1 to {}", PAGE.1)))?;
+/// What a list is asked for.
+#[derive(Debug)]
+struct Asked {
+    limit: usize,
+    after: Option<String>,
+    purpose: Option<String>,
+    order: Order,
+}
+
+/// Which entries come first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Order {
+    Oldest,
+    Newest,
+}
+
+impl Asked {
+    /// Reads what a list is asked for that takes these parameters, and as many entries a page where none says it.
+    fn read(uri: &Uri, takes: &[&str], limit: usize) -> Result<Self, Problem> {
+        let mut asked = Self { limit, after: None, purpose: None, order: Order::Newest };
+        for pair in uri.query().unwrap_or_default().split('&').filter(|pair| !pair.is_empty()) {
+            let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
+            let value = value.replace('+', " ");
+            let value = percent_decode_str(&value).decode_utf8_lossy().into_owned();
+            match takes.iter().find(|known| **known == key).copied() {
+                Some(AFTER) => asked.after = Some(value),
+                Some(PURPOSE) => asked.purpose = Some(value),
+                Some(ORDER) => {
+                    asked.order = match value.as_str() {
+                        "asc" => Order::Oldest,
+                        "desc" => Order::Newest,
+                        _ => return Err(Problem::invalid(format!("order is {value:?}; allowed are asc and desc"))),
+                    }
+                }
+                Some(LIMIT) => {
+                    let limit = value.parse().ok().filter(|limit| (1..=MAX_PAGE).contains(limit));
+                    let wrong = || Problem::invalid(format!("limit is {value:?}; allowed is 1 to {MAX_PAGE}"));
+                    asked.limit = limit.ok_or_else(wrong)?;
+                }
+                // What is not done here is refused rather than left out.
+                _ => {
+                    let takes = takes.join(", ");
+                    return Err(Problem::invalid(format!("the list has no parameter {key:?}; it has {takes}")));
+                }
             }
-            _ => {}
         }
+        Ok(asked)
     }
-    let start = match after {
-        None => 0,
-        Some(after) => match all.iter().position(|entry| entry["id"] == after) {
-            Some(at) => at + 1,
-            None => return Err(Problem::invalid(format!("there is nothing of the id {after:?} (after)"))),
-        },
-    };
-    let has_more = all.len() - start > limit;
-    let data: Vec<Value> = all.into_iter().skip(start).take(limit).collect();
-    let id = |entry: Option<&Value>| entry.map(|entry| entry["id"].clone());
-    let (first, last) = (id(data.first()), id(data.last()));
-    Ok(json!({"object": "list", "data": data, "first_id": first, "last_id": last, "has_more": has_more}))
+
+    /// One page of a list whose newest entry is the first: `limit` entries behind the one whose id is `after`.
+    fn page(self, mut all: Vec<Value>) -> Result<Value, Problem> {
+        if let Some(purpose) = &self.purpose {
+            all.retain(|entry| entry["purpose"] == *purpose);
+        }
+        if self.order == Order::Oldest {
+            all.reverse();
+        }
+        let start = match &self.after {
+            None => 0,
+            Some(after) => match all.iter().position(|entry| entry["id"] == *after) {
+                Some(at) => at + 1,
+                None => return Err(Problem::invalid(format!("there is nothing of the id {after:?} (after)"))),
+            },
+        };
+        let has_more = all.len() - start > self.limit;
+        let data: Vec<Value> = all.into_iter().skip(start).take(self.limit).collect();
+        let id = |entry: Option<&Value>| entry.map(|entry| entry["id"].clone());
+        let (first, last) = (id(data.first()), id(data.last()));
+        Ok(json!({"object": "list", "data": data, "first_id": first, "last_id": last, "has_more": has_more}))
+    }
 }
 
 #[cfg(test)]
@@ -164,7 +220,11 @@ mod tests {
     #[test]
     fn lists_come_in_pages() {
         let all = || ["c", "b", "a"].map(|id| json!({"id": id})).to_vec();
-        let at = |query: &str| page(all(), &format!("/v1/files{query}").parse().expect("a URI"));
+        let read = |query: &str| {
+            let uri = format!("/v1/batches{query}").parse().expect("a URI");
+            Asked::read(&uri, &[LIMIT, AFTER], BATCHES_PAGE)
+        };
+        let at = |query: &str| read(query)?.page(all());
         let ids = |page: &Value| -> Vec<String> {
             page["data"].as_array().expect("a list").iter().map(|entry| entry["id"].to_string()).collect()
         };
@@ -174,6 +234,6 @@ mod tests {
         assert_eq!((ids(&second), &second["has_more"]), (vec!["\"a\"".to_owned()], &false.into()));
         assert_eq!(ids(&at("").expect("valid")).len(), 3);
         assert!(at("?limit=0").is_err() && at("?after=x").is_err());
-        assert_eq!(ids(&page(Vec::new(), &"/v1/files".parse().expect("a URI")).expect("valid")).len(), 0);
+        assert_eq!(ids(&read("").and_then(|asked| asked.page(Vec::new())).expect("valid")).len(), 0);
     }
 }

@@ -125,6 +125,10 @@ impl Checker {
         if self.custom_ids.len() == MAX_REQUESTS {
             return Err(("too_many_requests", format!("a batch has at most {MAX_REQUESTS} requests")));
         }
+        // An array would be read as the fields in their order.
+        if line.trim_ascii_start().first() != Some(&b'{') {
+            return Err(("invalid_json_line", "the line is no JSON object".into()));
+        }
         let written: Written<'_> = serde_json::from_slice(line)
             .map_err(|error| ("invalid_json_line", format!("the line is no request of a batch: {error}")))?;
         if written.method.as_deref().is_some_and(|method| method != "POST") {
@@ -175,6 +179,7 @@ mod tests {
         assert!(checker.check(1, &line("a", body)).is_some());
         for (number, (text, code)) in (2..).zip([
             (Bytes::from_static(b"x"), "invalid_json_line"),
+            (Bytes::from_static(br#"["b","POST","/v1/chat/completions",{"model":"m"}]"#), "invalid_json_line"),
             (line("a", body), "duplicate_custom_id"),
             (line("", body), "invalid_custom_id"),
             (line("b", r#""body":{}"#), "invalid_request"),

@@ -41,6 +41,8 @@ pub struct Batches {
 }
 
 #[derive(Deserialize)]
+// What is not done here is refused rather than left out.
+#[serde(deny_unknown_fields)]
 struct Wanted {
     input_file_id: String,
     endpoint: String,
@@ -74,6 +76,10 @@ impl Batches {
 
     /// Makes a batch.
     pub async fn create(&self, tenant: &str, body: &[u8]) -> Result<Value, Problem> {
+        // An array would be read as the fields in their order.
+        if body.trim_ascii_start().first() != Some(&b'{') {
+            return Err(Problem::invalid("the body is no JSON object of a batch"));
+        }
         let wanted: Wanted = serde_json::from_slice(body)
             .map_err(|error| Problem::invalid(format!("the body is none of a batch: {error}")))?;
         let takes_batches = |api: Api| api != Api::CountTokens;

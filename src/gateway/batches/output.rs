@@ -139,9 +139,13 @@ fn written<'r>(record: &Record, entry: &'r Entry, result: Option<&'r JobResult>)
         }
         failure => {
             let status_code = failure.as_ref().map_or(200, |failure| failure.status);
-            let body = match serde_json::from_slice::<&RawValue>(&result.payload) {
-                Ok(raw) => Body::Raw(raw),
-                Err(_) => Body::Text(String::from_utf8_lossy(&result.payload)),
+            let body = match (failure, serde_json::from_slice::<&RawValue>(&result.payload)) {
+                // A redirect, or an error without a word.
+                (Some(failure), _) if result.payload.is_empty() => Body::Made(
+                    json!({"error": {"message": failure.message, "type": "server_error", "code": failure.code}}),
+                ),
+                (_, Ok(raw)) => Body::Raw(raw),
+                (_, Err(_)) => Body::Text(String::from_utf8_lossy(&result.payload)),
             };
             line(Some(Response { status_code, request_id: entry.job.as_str(), body }), None)
         }

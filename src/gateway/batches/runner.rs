@@ -183,7 +183,7 @@ impl Runner {
         if held.record.status == Status::Validating {
             let mut checker = self.checker(held);
             let total = self.count(held, &mut checker).await?;
-            if total == 0 {
+            if total == 0 && checker.errors.is_empty() {
                 checker.note("empty_file", "the file holds no requests".into(), None);
             }
             let errors = checker.errors;

@@ -211,6 +211,77 @@ async fn a_file_that_is_none_of_a_batch_fails_it_with_its_lines() {
     let empty = create(&gateway, "\n").await;
     let failed = reaches(&gateway, &empty["id"], &["failed"]).await;
     assert_eq!(failed["errors"]["data"][0]["code"], "empty_file");
+    // What is wrong with its lines is all that is wrong with it.
+    let wrong = create(&gateway, "nonsense\n[]\n").await;
+    let failed = reaches(&gateway, &wrong["id"], &["failed"]).await;
+    let errors = failed["errors"]["data"].as_array().expect("errors");
+    let codes: Vec<_> = errors.iter().map(|error| &error["code"]).collect();
+    assert_eq!(codes, ["invalid_json_line", "invalid_json_line"]);
+    for none in [
+        json!(["file-x", URL, "24h", null]),
+        json!({"input_file_id": "f", "endpoint": URL,
+        "completion_window": "24h", "output_expires_after": {"anchor": "created_at", "seconds": 3600}}),
+    ] {
+        let refused = gateway.post("/v1/batches", &none).await;
+        assert_eq!((refused.status, &refused.json()["error"]["code"]), (400, &"invalid_request".into()), "{none}");
+        assert!(!refused.text().contains("struct"), "{}", refused.text());
+    }
+}
+
+#[tokio::test]
+async fn lists_are_filtered_and_in_the_order_that_is_asked_for() {
+    let cluster = Cluster::start().await;
+    let gateway = Gateway::start(&cluster, &[]).await;
+    let ids = async |query: &str| -> Vec<Value> {
+        let listed = gateway.get(&format!("/v1/files{query}")).await;
+        assert_eq!(listed.status, 200, "{}", listed.text());
+        listed.json()["data"].as_array().expect("a list").iter().map(|file| file["id"].clone()).collect()
+    };
+    let mut files = Vec::new();
+    for _ in 0..3 {
+        files.push(upload(&gateway, "batch", "x").await.json()["id"].clone());
+    }
+    assert_eq!(ids("?order=asc").await, files);
+    assert_eq!(ids("?purpose=batch&order=asc&limit=2").await, files[..2]);
+    let after = format!("?order=asc&after={}", files[0].as_str().expect("an id"));
+    assert_eq!(ids(&after).await, files[1..]);
+    files.reverse();
+    assert_eq!(ids("").await, files);
+    assert_eq!(ids("?order=desc&purpose=%62atch").await, files);
+    assert_eq!(ids("?purpose=batch_output").await, Vec::<Value>::new());
+    for path in ["/v1/files?order=up", "/v1/files?before=x", "/v1/files?order", "/v1/batches?order=asc"] {
+        let refused = gateway.get(path).await;
+        assert_eq!((refused.status, &refused.json()["error"]["code"]), (400, &"invalid_request".into()), "{path}");
+    }
+}
+
+#[tokio::test]
+async fn an_upload_with_what_is_not_done_here_is_refused_and_leaves_nothing() {
+    let cluster = Cluster::start().await;
+    let gateway = Gateway::start(&cluster, &[]).await;
+    let kind = format!("multipart/form-data; boundary={BOUNDARY}");
+    let put = async |form: &str| {
+        http::send(gateway.address, "POST", "/v1/files", &[("Content-Type", &kind)], form.as_bytes()).await
+    };
+    let end = format!("--{BOUNDARY}--\r\n");
+    let whole = form("batch", "x");
+    let begun = whole.strip_suffix(&end).expect("that is its end");
+    let field = |name: &str| format!("--{BOUNDARY}\r\nContent-Disposition: form-data; name=\"{name}\"\r\n\r\n5\r\n");
+    for (form, told) in [
+        (format!("{begun}{}{end}", field("expires_after[seconds]")), "expires_after"),
+        (format!("{}{whole}", field("expires_after[anchor]")), "expires_after"),
+        (format!("{begun}{}{end}", field("other")), "other"),
+        (format!("{begun}{begun}{end}"), "two"),
+        // It breaks off behind the file.
+        (format!("{begun}--{BOUNDARY}\r\nContent-Dis"), "form"),
+    ] {
+        let refused = put(&form).await;
+        let error = refused.json()["error"].clone();
+        assert_eq!((refused.status, &error["code"]), (400, &"invalid_request".into()), "{form}");
+        assert!(error["message"].as_str().is_some_and(|words| words.contains(told)), "{error}");
+    }
+    assert_eq!(gateway.get("/v1/files").await.json()["data"], json!([]));
+    assert_eq!(put(&whole).await.status, 200);
 }
 
 #[tokio::test]

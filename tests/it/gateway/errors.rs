@@ -95,6 +95,35 @@ async fn an_engines_own_error_passes_as_it_is() {
 }
 
 #[tokio::test]
+async fn an_engines_answer_that_is_no_error_of_its_own_is_told_in_the_words_of_the_api() {
+    let cluster = Cluster::start().await;
+    let gateway = Gateway::start(&cluster, &[]).await;
+    let worker = cluster.worker("w").behaves(Behaviour::Hold).start().await;
+    // A redirect; and an error without a word.
+    for (engine, status, body) in [("302", 502, ""), ("302", 502, "<html>"), ("503", 503, "")] {
+        let script = Behaviour::script(move |dispatch| async move {
+            dispatch.accept().await;
+            let headers = [
+                ("Rankpin-Final", "true"),
+                ("Nats-Service-Error-Code", engine),
+                ("Nats-Service-Error", "engine_error"),
+                ("Content-Type", "text/html"),
+            ];
+            dispatch.reply(&headers, body).await;
+            dispatch.finish("error").await;
+        });
+        worker.behave(script);
+        for (path, body) in [(CHAT, chat("hi")), (CHAT, with(chat("hi"), "stream", true)), (MESSAGES, message("hi"))] {
+            let answer = gateway.post(path, &body).await;
+            assert_eq!((answer.status, answer.header("content-type")), (status, Some("application/json")));
+            let error = answer.json()["error"].clone();
+            assert_eq!(error["code"], "engine_error");
+            assert!(error["message"].as_str().is_some_and(|words| words.contains(engine)), "{error}");
+        }
+    }
+}
+
+#[tokio::test]
 async fn a_stream_that_breaks_ends_in_an_error_that_client_libraries_know() {
     let cluster = Cluster::start().await;
     let gateway = Gateway::start(&cluster, &[]).await;

@@ -231,6 +231,48 @@ async fn a_gateway_serves_all_that_it_can_under_its_own() {
 }
 
 #[tokio::test]
+async fn a_gateway_that_may_not_decide_does_not_start_to_do_so() {
+    let server = server().await;
+    run_as(&server, "operator", &["provision"]).await;
+    let args = ["gateway", "--listen", "127.0.0.1:0", "--decide-from", "1KB"];
+    let ended = output_with(&server, &args, &variables(&login(&server, "gateway"))).await;
+    let told = String::from_utf8_lossy(&ended.stderr);
+    assert_eq!(ended.status.code(), Some(1), "{told}");
+    for subject in ["rankpin.decide.", "rankpin.worker.", "_INBOX_rankpin_router."] {
+        assert!(told.contains(subject), "{told}");
+    }
+    assert!(told.contains("--deciding-gateway"), "{told}");
+}
+
+#[tokio::test]
+async fn who_may_not_decide_any_more_sends_bodies_the_usual_way() {
+    let mut server = server().await;
+    run_as(&server, "operator", &["provision"]).await;
+    let router = start_as(&server, "router", &["router", "--provision", "never", "--listen", "off", "--decide-mode"]);
+    // Where nobody decides yet, nobody is asked for a while.
+    eventually("the router is ready", PATIENCE, async || router.log().contains("router is ready").then_some(())).await;
+    let sim = ["sim", "--worker", "gpu-0", "--model", "m", "--speed", "100000"];
+    let _worker = start_as(&server, "worker-gpu-0", &sim);
+    let mut options = ClientOptions::new(&server.url());
+    options.link = access(&server, "direct").link("test").expect("it makes sense");
+    options.decide_from = Some(1);
+    let frontend = Frontend::connect(options).await.expect("it may");
+    let served = async || {
+        let body = r#"{"model":"m","messages":[{"role":"user","content":"hello"}]}"#;
+        let request = Request::new(Model::new("m").expect("valid"), body);
+        let mut replies = frontend.send(request).await.ok()?;
+        futures_util::StreamExt::next(&mut replies).await?.ok()
+    };
+    eventually("a body arrives", PATIENCE, served).await;
+    let config = server.config().replace("\"rankpin.decide.>\"", "\"rankpin.request\"");
+    assert_ne!(config, server.config());
+    server.restart_with(config);
+    // A question that the server drops would have no answer at all.
+    eventually("a body arrives by way of the router", PATIENCE, served).await;
+    assert!(!router.log().to_lowercase().contains("permissions violation"), "{}", router.log());
+}
+
+#[tokio::test]
 async fn nkeys_are_kept_and_let_their_users_in() {
     let dir = tempfile::tempdir().expect("a temp directory can be made");
     let make = || {

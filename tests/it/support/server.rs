@@ -72,6 +72,17 @@ impl NatsServer {
         self.process.kill();
     }
 
+    /// The text for its configuration file.
+    pub fn config(&self) -> &str {
+        &self.options.config
+    }
+
+    /// Starts it again with another configuration, as [`NatsServer::restart`] does.
+    pub fn restart_with(&mut self, config: String) {
+        self.options.config = config;
+        self.restart();
+    }
+
     /// Starts it again on the same port and store; kills it first where it runs.
     pub fn restart(&mut self) {
         self.kill();
