@@ -41,6 +41,25 @@ fn partition(session: &str) -> usize {
     Partition::of(PinKey::of("", "m", session), COUNT).index()
 }
 
+/// Waits until the routers have heard of the end of every request: they pin what nothing names once they hear that a worker
+/// has it, and a frontend may have its answer before.
+async fn all_ended(cluster: &Cluster) {
+    for router in &cluster.routers {
+        router.reaches("requests_in_flight", 0.0).await;
+    }
+}
+
+/// A turn of each of so many sessions, with where it went: some at a time, so that the bucket answers all of them in time.
+async fn turns(cluster: &Cluster, sessions: usize) -> Vec<Answer> {
+    const AT_ONCE: usize = 10;
+    let all: Vec<String> = (0..sessions).map(|n| format!("s{n}")).collect();
+    let mut answers = Vec::new();
+    for some in all.chunks(AT_ONCE) {
+        answers.extend(join_all(some.iter().map(|session| cluster.turn(session))).await);
+    }
+    answers
+}
+
 /// Sessions of model `m` of one partition.
 fn sessions_of(wanted: usize) -> impl Iterator<Item = String> {
     (0..).map(|n| format!("s{n}")).filter(move |session| partition(session) == wanted)
@@ -53,12 +72,8 @@ async fn two_routers_have_half_of_the_sessions_each_and_every_session_one_placem
     let _workers = workers(&cluster).await;
     let mut places = BTreeMap::<usize, BTreeSet<String>>::new();
     for _ in 0..4 {
-        let turns = (0..SESSIONS).map(|n| {
-            let cluster = &cluster;
-            async move { (n, cluster.at(&format!("s{n}")).await) }
-        });
-        for (n, at) in join_all(turns).await {
-            places.entry(n).or_default().insert(at);
+        for (n, answer) in turns(&cluster, SESSIONS).await.iter().enumerate() {
+            places.entry(n).or_default().insert(answer.at());
         }
     }
     let hopped: Vec<_> = places.values().filter(|places| places.len() > 1).collect();
@@ -126,6 +141,7 @@ async fn conversations_that_nothing_names_stay_where_they_are() {
             let answer = cluster.ask(Ask::new().body(json!({ "messages": messages }).to_string())).await;
             let wanted = if turn == 0 { "placed,derived" } else { "pinned,derived" };
             assert_eq!(answer.decision(), wanted, "turn {turn} of {conversation}");
+            all_ended(&cluster).await;
             places.insert(answer.at());
             // The pin is written once the worker has accepted; the router may hear of that after the answer is here.
             for router in &cluster.routers {
@@ -231,11 +247,7 @@ async fn partitions_go_from_router_to_router_and_their_sessions_stay() {
     const SESSIONS: usize = 40;
     let mut cluster = halves().await;
     let _workers = workers(&cluster).await;
-    let all = async |cluster: &Cluster| {
-        let turns = (0..SESSIONS).map(|n| async move { cluster.turn(&format!("s{n}")).await });
-        join_all(turns).await
-    };
-    let before: Vec<_> = all(&cluster).await.iter().map(Answer::at).collect();
+    let before: Vec<_> = turns(&cluster, SESSIONS).await.iter().map(Answer::at).collect();
     cluster.add_router(LOW).await;
     let pins = cluster.routers[0].metric("pins_mirrored").await;
     assert_eq!(cluster.routers[2].metric("pins_mirrored").await, pins, "it is ready once it has them");
@@ -243,11 +255,11 @@ async fn partitions_go_from_router_to_router_and_their_sessions_stay() {
     first.tell_to_stop();
     // While both are there, and after it.
     for _ in 0..3 {
-        let during: Vec<_> = all(&cluster).await.iter().map(Answer::at).collect();
+        let during: Vec<_> = turns(&cluster, SESSIONS).await.iter().map(Answer::at).collect();
         assert_eq!(during, before);
     }
     first.ended().await;
-    let after = all(&cluster).await;
+    let after = turns(&cluster, SESSIONS).await;
     assert_eq!(after.iter().map(Answer::at).collect::<Vec<_>>(), before);
     assert!(after.iter().all(|answer| answer.decision() == "pinned"));
 }
@@ -374,6 +386,7 @@ async fn a_session_under_an_alias_is_of_the_partition_that_the_alias_says() {
             let ask = Ask::new().model("chat").body(json!({ "messages": messages }).to_string());
             let answer = cluster.ask(ask).await;
             assert_eq!(answer.decision(), if turn == 0 { "placed,derived" } else { "pinned,derived" });
+            all_ended(&cluster).await;
             places.insert(answer.at());
             messages.push(json!({"role": "assistant", "content": "yes"}));
             messages.push(json!({"role": "user", "content": "and?"}));
