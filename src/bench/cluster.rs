@@ -164,7 +164,7 @@ impl Cluster {
             Way::Direct => {}
             Way::Forwarded => all.push(Watched { name: "forwarder", id: self.forwarder.id() }),
             Way::Stored => {
-                all.extend(self.storing.iter().map(|process| Watched { name: "forwarder", id: process.id() }))
+                all.extend(self.storing.iter().map(|process| Watched { name: "forwarder", id: process.id() }));
             }
             Way::Routed | Way::Derived | Way::Decided | Way::First => {
                 let routers = self.own.iter().flat_map(|own| &own.routers);

@@ -53,7 +53,7 @@ pub async fn forward_and_store(options: LinkOptions, from: &str, to: &str, bucke
     Ok(())
 }
 
-/// Makes a bucket for that, or empties none that is there.
+/// Makes the bucket for that.
 pub(super) async fn make_bucket(link: &Link, name: &str) -> Result<(), BenchError> {
     let bucket = Bucket::new(link.clone(), name);
     bucket.create(1, std::time::Duration::from_secs(3600)).await.map_err(|error| BenchError::Bucket(error.0))

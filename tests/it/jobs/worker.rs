@@ -59,7 +59,7 @@ async fn an_answer_that_a_message_does_not_hold_is_one_answer_all_the_same() {
     let result = scene.result("j").await.expect("it stands before it is finished");
     assert_eq!((result.parts, result.failure.clone()), (3, None));
     let replies = scene.jobs.replies(&result).await.expect("the server answers");
-    assert_eq!(replies.iter().map(|reply| reply.len()).collect::<Vec<_>>(), [4096]);
+    assert_eq!(replies.iter().map(bytes::Bytes::len).collect::<Vec<_>>(), [4096]);
 }
 
 #[tokio::test]

@@ -98,6 +98,25 @@ fn access(server: &NatsServer, user: &str) -> Access {
     }
 }
 
+/// Of a user of each role `rankpin doctor` says that it can be that, and finds no fault in what that role can't see.
+async fn every_role_is_examined(server: &NatsServer) {
+    for (user, inbox, role) in [
+        ("router", "_INBOX_rankpin_router", "router"),
+        ("worker-gpu-0", "_INBOX.worker-gpu-0", "worker"),
+        ("gateway", "_INBOX.gateway", "gateway"),
+        ("web", "_INBOX.web", "frontend"),
+        ("nightly", "_INBOX.nightly", "batch"),
+    ] {
+        let doctor = run_as(server, user, &["doctor", "--inbox-prefix", inbox]).await;
+        let told = |line: &str| line.contains("ok    permissions") && line.contains(role);
+        assert!(doctor.lines().any(told) && !doctor.contains("FAIL"), "{user}: {doctor}");
+        assert!(doctor.contains("note  routers") && doctor.contains("$SRV.STATS.rankpin"), "{user}: {doctor}");
+    }
+    let top = output_with(server, &["top", "--json", "--count", "1"], &variables(&login(server, "web"))).await;
+    let problem = String::from_utf8_lossy(&top.stderr);
+    assert!(!top.status.success() && problem.contains("$SRV.STATS.rankpin"), "{problem}");
+}
+
 #[tokio::test]
 async fn a_deployment_runs_under_them() {
     let server = server().await;
@@ -146,22 +165,7 @@ async fn a_deployment_runs_under_them() {
     let doctor = run_as(&server, "operator", &["doctor"]).await;
     assert!(doctor.contains("ok    permissions") && doctor.contains("can be operator"), "{doctor}");
     assert!(doctor.contains("1 routers, 1 ready") && doctor.contains("2 registered and alive, 2 ready"), "{doctor}");
-    // Of a user of each role it says that it can be that, and finds no fault in what that role can't see.
-    for (user, inbox, role) in [
-        ("router", "_INBOX_rankpin_router", "router"),
-        ("worker-gpu-0", "_INBOX.worker-gpu-0", "worker"),
-        ("gateway", "_INBOX.gateway", "gateway"),
-        ("web", "_INBOX.web", "frontend"),
-        ("nightly", "_INBOX.nightly", "batch"),
-    ] {
-        let doctor = run_as(&server, user, &["doctor", "--inbox-prefix", inbox]).await;
-        let told = |line: &str| line.contains("ok    permissions") && line.contains(role);
-        assert!(doctor.lines().any(told) && !doctor.contains("FAIL"), "{user}: {doctor}");
-        assert!(doctor.contains("note  routers") && doctor.contains("$SRV.STATS.rankpin"), "{user}: {doctor}");
-    }
-    let top = output_with(&server, &["top", "--json", "--count", "1"], &variables(&login(&server, "web"))).await;
-    let problem = String::from_utf8_lossy(&top.stderr);
-    assert!(!top.status.success() && problem.contains("$SRV.STATS.rankpin"), "{problem}");
+    every_role_is_examined(&server).await;
     let states: Value =
         serde_json::from_str(&run_as(&server, "operator", &["top", "--json", "--count", "1"]).await).expect("JSON");
     assert_eq!(states[0]["requests"]["ended"]["ok"], 7);
