@@ -1,6 +1,7 @@
 //! The users of `rankpin nats-permissions`: a deployment runs under them.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use rankpin::client::{Client as Frontend, ClientOptions, Request};
 use rankpin::core::id::{Model, SessionId};
@@ -39,6 +40,9 @@ const ARGS: [&str; 18] = [
     ".",
     "--auth",
 ];
+
+/// How long one request of a test that sends another one waits for its answer.
+const ANSWER_WAIT: Duration = Duration::from_secs(1);
 
 pub fn password(user: &str) -> String {
     format!("p-{user}")
@@ -260,6 +264,8 @@ async fn who_may_not_decide_any_more_sends_bodies_the_usual_way() {
     let mut options = ClientOptions::new(&server.url());
     options.link = access(&server, "direct").link("test").expect("it makes sense");
     options.decide_from = Some(1);
+    // What the server drops, or loses at its restart, is not waited for until the test's time is up.
+    (options.idle_timeout, options.request_timeout) = (ANSWER_WAIT, ANSWER_WAIT);
     let frontend = Frontend::connect(options).await.expect("it may");
     let served = async || {
         let body = r#"{"model":"m","messages":[{"role":"user","content":"hello"}]}"#;
