@@ -111,6 +111,8 @@ async fn stored_poison_stops_neither_who_runs_nor_who_starts() {
     let found =
         async || (cluster.ask(Ask::new().header("Rankpin-Target-Worker", "late")).await.at() == "late").then_some(());
     eventually("a worker that registered behind it is found", PATIENCE * 2, found).await;
+    // A write that met the poison has found the bucket unreachable, for a moment.
+    cluster.routers[0].reaches("bucket_unreachable", 0.0).await;
     assert_eq!(cluster.turn("behind").await.told(), "late pinned");
     cluster.add_router(&[]).await;
     cluster.knows_workers(2).await;
