@@ -91,31 +91,24 @@ async fn conversations_that_cannot_be_read_are_an_error_that_says_where() {
     assert!(log.contains("bad.jsonl") && log.contains("turns"), "{log}");
 }
 
+/// What a bench with these arguments prints, which ends well.
+async fn measured(args: &str, dir: &TempDir) -> serde_json::Value {
+    let args: Vec<&str> = args.split_whitespace().collect();
+    let mut bench = Process::start("bench", rankpin(&args, dir), dir.path());
+    let status = bench.wait(LONG).await;
+    let log = bench.log();
+    assert!(status.success(), "{log}");
+    serde_json::from_str(&log).expect("only JSON is printed")
+}
+
 #[tokio::test]
 async fn a_pinned_request_costs_five_messages_and_four_without_accepted() {
     for (accept, least) in [("yes", 5.0), ("no", 4.0)] {
         let dir = directory();
-        let args = [
-            "bench",
-            "--json",
-            "--in-flight",
-            "4",
-            "--duration",
-            "100ms",
-            "--warmup",
-            "0s",
-            "--rounds",
-            "1",
-            "--sessions",
-            "50",
-            "--accept",
-            accept,
-        ];
-        let mut bench = Process::start("bench", rankpin(&args, &dir), dir.path());
-        let status = bench.wait(LONG).await;
-        let log = bench.log();
-        assert!(status.success(), "{log}");
-        let result: serde_json::Value = serde_json::from_str(&log).expect("only JSON is printed");
+        let args = format!(
+            "bench --json --in-flight 4 --duration 100ms --warmup 0s --rounds 1 --sessions 50 --accept {accept}"
+        );
+        let result = measured(&args, &dir).await;
         let messages = result["messages_per_request"].as_f64().expect("our own server tells it");
         // Heartbeats and load reports fall into the time of the count too, some dozens a second.
         assert!(messages >= least && messages < least + 0.9, "{messages} messages a request");
@@ -133,13 +126,7 @@ async fn sessions_from_the_text_are_measured_beside_named_ones() {
     let dir = directory();
     let args = "bench --json --sessions-from both --payload 8192 --in-flight 4 --duration 200ms --warmup 0s --rounds 1 \
                 --sessions 20";
-    let args: Vec<&str> = args.split_whitespace().collect();
-    let mut bench = Process::start("bench", rankpin(&args, &dir), dir.path());
-    let status = bench.wait(LONG).await;
-    let log = bench.log();
-    assert!(status.success(), "{log}");
-    let result: serde_json::Value = serde_json::from_str(&log).expect("only JSON is printed");
-    let level = &result["levels"][0];
+    let level = &measured(args, &dir).await["levels"][0];
     assert!(level["router_by_text_of_router"].as_f64().is_some_and(|ratio| ratio > 0.0), "{level}");
     for way in ["router", "router_by_text"] {
         let way = &level["ways"][way];
@@ -154,13 +141,7 @@ async fn first_turns_are_measured_beside_a_forwarder_that_stores_and_by_several_
     let dir = directory();
     let args =
         "bench --json --first-turns --routers 2 --in-flight 4 --duration 200ms --warmup 0s --rounds 1 --sessions 20";
-    let args: Vec<&str> = args.split_whitespace().collect();
-    let mut bench = Process::start("bench", rankpin(&args, &dir), dir.path());
-    let status = bench.wait(LONG).await;
-    let log = bench.log();
-    assert!(status.success(), "{log}");
-    let result: serde_json::Value = serde_json::from_str(&log).expect("only JSON is printed");
-    let level = &result["levels"][0];
+    let level = &measured(args, &dir).await["levels"][0];
     assert!(level["first_turns_of_storing_forwarder"].as_f64().is_some_and(|ratio| ratio > 0.0), "{level}");
     for way in ["storing_forwarder", "router_first_turns"] {
         let way = &level["ways"][way];
