@@ -14,8 +14,9 @@ pub const MAX_UNREADABLE: u64 = 5;
 pub const ATTEMPTS_PER_DELIVERY: u32 = 16;
 /// First and longest pause of a job that is only delayed.
 const DELAY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
-/// First and longest pause before a job that has failed more than once is placed again.
-const BACKOFF: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(8));
+/// Pause before a job that has failed twice is placed again, and how many times as long each further one is: its failures
+/// lie at least 21 s apart in all, longer than a cluster takes to choose new leaders, so that no such fault alone uses them up.
+const BACKOFF: (Duration, u32) = (Duration::from_secs(1), 4);
 
 /// What becomes of a job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -76,9 +77,10 @@ pub fn delay(delivered: u64) -> Duration {
 /// How long a job waits before it is placed that has failed so many times. The first failure costs no time: it is
 /// mostly a worker that is gone. A worker that refuses at once would else have used up all failures within milliseconds.
 pub fn backoff(failures: u32) -> Duration {
-    match failures {
+    let (first, factor) = BACKOFF;
+    match failures.min(MAX_FAILURES - 1) {
         0 | 1 => Duration::ZERO,
-        more => doubling(BACKOFF, u64::from(more) - 2),
+        more => first * factor.pow(more - 2),
     }
 }
 
@@ -128,10 +130,10 @@ mod tests {
     }
 
     #[test]
-    fn pauses_double_to_their_end() {
+    fn pauses_grow_to_their_end() {
         let seconds = |delivered| delay(delivered).as_secs();
         assert_eq!([0, 1, 2, 3, 5, 6, 7, 33, u64::MAX].map(seconds), [1, 1, 2, 4, 16, 30, 30, 30, 30]);
-        assert_eq!([0, 1, 2, 3, 4, 5, u32::MAX].map(|n| backoff(n).as_secs()), [0, 0, 1, 2, 4, 8, 8]);
+        assert_eq!([0, 1, 2, 3, 4, 5, u32::MAX].map(|n| backoff(n).as_secs()), [0, 0, 1, 4, 16, 16, 16]);
     }
 
     #[test]

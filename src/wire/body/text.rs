@@ -8,8 +8,9 @@ use super::marks::Marks;
 
 /// Room for decoded text made at first.
 const ROOM: usize = 4096;
-/// Bytes copied at once where a run is short, which most are: what is too much is written over.
-const CHUNK: usize = 128;
+/// Bytes copied at once where a run is short, which most are: what is too much is written over. Longer ones are copied by
+/// their length.
+const CHUNK: usize = 64;
 
 /// A string that was read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -90,20 +91,21 @@ impl Scratch {
     /// Decodes a string from `start` on, whose first escape stands at `escape`; gives the place of what ends it.
     fn decode(&mut self, bytes: &[u8], start: usize, escape: usize, marks: &mut Marks) -> Result<usize, Flaw> {
         let (mut plain, mut at) = (start, escape);
-        loop {
-            self.push(&bytes[plain..], at - plain);
-            if bytes.get(at) != Some(&b'\\') {
-                return Ok(at);
-            }
+        while bytes.get(at) == Some(&b'\\') {
             plain = match short_escape(bytes, at) {
                 Some(byte) => {
-                    self.push(&[byte], 1);
+                    self.push(&bytes[plain..], at - plain, byte);
                     at + 2
                 }
-                None => self.decode_units(bytes, at)?,
+                None => {
+                    self.push_all(&bytes[plain..at]);
+                    self.decode_units(bytes, at)?
+                }
             };
             at = marks.next(bytes, plain);
         }
+        self.push_all(&bytes[plain..at]);
+        Ok(at)
     }
 
     /// Decodes code units, one after the other; gives the place behind the last.
@@ -120,15 +122,28 @@ impl Scratch {
         }
     }
 
-    /// Takes over the first `len` bytes.
-    fn push(&mut self, bytes: &[u8], len: usize) {
-        self.make_room(len.max(CHUNK));
-        let room = &mut self.buffer[self.filled..];
-        match (bytes.first_chunk::<CHUNK>(), room.first_chunk_mut()) {
-            (Some(chunk), Some(slot)) if len <= CHUNK => *slot = *chunk,
-            _ => room[..len].copy_from_slice(&bytes[..len]),
+    /// Takes over the first `len` bytes, and `last` behind them.
+    #[inline]
+    fn push(&mut self, bytes: &[u8], len: usize, last: u8) {
+        let slot = self.buffer[self.filled..].first_chunk_mut::<{ CHUNK + 1 }>();
+        match (bytes.first_chunk::<CHUNK>(), slot) {
+            (Some(chunk), Some(slot)) if len <= CHUNK => {
+                slot[..CHUNK].copy_from_slice(chunk);
+                slot[len] = last;
+                self.filled += len + 1;
+            }
+            _ => {
+                self.push_all(&bytes[..len]);
+                self.push_all(&[last]);
+            }
         }
-        self.filled += len;
+    }
+
+    /// Takes these bytes over, and makes room for more.
+    fn push_all(&mut self, bytes: &[u8]) {
+        self.make_room(bytes.len() + CHUNK + 1);
+        self.buffer[self.filled..][..bytes.len()].copy_from_slice(bytes);
+        self.filled += bytes.len();
     }
 
     fn make_room(&mut self, more: usize) {

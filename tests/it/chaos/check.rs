@@ -67,14 +67,19 @@ pub fn sessions(history: &History) {
             }
             moved += 1;
             let left = worker(&place(before));
-            // A turn that began before the move may end after it.
-            let other = worker(&place(after));
+            // Of turns that were under way at once either may be the one that has moved: the one that began later may have
+            // been sent before that, and is answered where the session was.
+            let (other, at_once) = (worker(&place(after)), after.from < before.until);
             let reason = |whom: Whom| match whom {
-                Whom::Worker(n) => n == left || (n == other && after.until < before.until),
+                Whom::Worker(n) => n == left || (n == other && at_once),
                 Whom::Router(_) | Whom::Server(_) => true,
             };
             let until: Instant = before.until.max(after.until);
-            assert!(history.was_lost(before.from, until, reason), "{before:?} and then {after:?} without a loss");
+            assert!(
+                history.was_lost(before.from, until, reason),
+                "{before:?} and then {after:?} without a loss; {:?}",
+                history.faults.lock().expect("no panic")
+            );
         }
     }
     println!("{kept} turns were where the turn before was, {moved} were not, each after a loss");
@@ -91,7 +96,8 @@ pub async fn jobs(system: &System, submitted: &Submitted) {
     let (mut from, mut seen) = (1, 0);
     while let Some(result) = jobs.next_result(from).await.expect("the server answers") {
         from = result.sequence + 1;
-        assert_eq!(result.failure, None, "job {}", result.id);
+        let said = || system.logged_of(result.id.as_str());
+        assert!(result.failure.is_none(), "job {}: {:?}\n{}", result.id, result.failure, said());
         let replies = jobs.replies(&result).await.expect("the server answers");
         let counted = result.parts + u64::from(!result.payload.is_empty());
         assert_eq!(replies.len() as u64, counted, "job {} has the parts that its last message counts", result.id);

@@ -103,6 +103,17 @@ impl System {
         self.all_are_known().await;
     }
 
+    /// What all routers that there were have logged of a request or job.
+    pub fn logged_of(&self, id: &str) -> String {
+        let logs = (1..=self.started).map(|n| self.dir.join(format!("router-{n}.log")));
+        let read = logs.filter_map(|log| Some((log.clone(), std::fs::read_to_string(log).ok()?)));
+        let of = |(log, text): (PathBuf, String)| {
+            let lines: Vec<_> = text.lines().filter(|line| line.contains(id)).collect();
+            (!lines.is_empty()).then(|| format!("{}:\n{}", log.display(), lines.join("\n")))
+        };
+        read.filter_map(of).collect::<Vec<_>>().join("\n")
+    }
+
     async fn all_are_known(&self) {
         for router in &self.routers {
             let known = async || (router.process.metric("workers").await == WORKERS as f64).then_some(());
