@@ -10,7 +10,7 @@ use super::millis;
 use super::world::{End, Event, World};
 use crate::core::ask::{Ask, Excluded, Failure};
 use crate::core::decide::{self, Decision, PinStep, Rules, decide};
-use crate::core::fleet::{Fleet, Registered, WorkerSlot};
+use crate::core::fleet::{Fleet, Registered, Worker, WorkerSlot};
 use crate::core::hash::PinKey;
 use crate::core::id::{DpRank, Origin, Placement};
 use crate::core::mode::{AffinityMode, PolicyKind, RankChoice};
@@ -78,7 +78,8 @@ impl Router {
     }
 
     pub fn leaked(&self, router: usize) -> Vec<String> {
-        let workers = self.fleet.iter().filter(|(_, worker)| worker.in_flight() != 0);
+        let is_counted = |worker: &Worker| worker.spec.ranks.iter().any(|rank| worker.own_on(rank) != 0);
+        let workers = self.fleet.iter().filter(|(_, worker)| worker.in_flight() != 0 || is_counted(worker));
         let mut all: Vec<_> =
             workers.map(|(_, w)| format!("router {router} counts {} at {}", w.in_flight(), w.spec.id)).collect();
         if !self.claims.is_empty() || self.waiting.values().any(|all| !all.is_empty()) || self.counted != 0 {
