@@ -73,7 +73,7 @@ impl Cluster {
                 };
                 let start = || Process::start("router", router(&target, server.url(), options.decides)?, dir.path());
                 let routers = (0..options.routers).map(|_| start()).collect::<Result<_, _>>()?;
-                let worker = Process::start("worker", worker(&target, server.url(), options.accepts)?, dir.path())?;
+                let worker = Process::start("worker", worker(&target, server.url(), options)?, dir.path())?;
                 (Some(Own { routers, worker, server }), target)
             }
         };
@@ -193,12 +193,13 @@ fn router(target: &Running, url: &str, decides: Decides) -> Result<Command, Loca
     Ok(command)
 }
 
-fn worker(target: &Running, url: &str, accepts: Accepts) -> Result<Command, LocalError> {
+fn worker(target: &Running, url: &str, options: &Options) -> Result<Command, LocalError> {
     let mut command = local::process::ourselves()?;
     command.args(["sim", "--engine", "echo", "--nats-url", url, "--namespace", target.namespace.as_str()]);
     command.args(["--worker", target.worker.as_str(), "--model", target.model.as_str()]);
     command.args(["--dp-start", &target.rank.to_string(), "--dp-size", &RANKS.to_string()]);
-    match accepts {
+    command.args(["--parts", &options.parts.to_string()]);
+    match options.accepts {
         Accepts::Yes => {}
         Accepts::No => {
             command.arg("--no-accept");

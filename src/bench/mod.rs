@@ -43,6 +43,8 @@ pub struct Options {
     pub rounds: usize,
     /// Whether the worker says `accepted`.
     pub accepts: Accepts,
+    /// Messages of each answer.
+    pub parts: u32,
     /// Whether it is measured too what it costs where the generator sends bodies to their ranks itself.
     pub decides: Decides,
     /// Whether first turns are measured too, each of a session of its own.

@@ -191,11 +191,17 @@ impl Report {
         }
         text.push_str(&self.about_others());
         if let Some(messages) = self.messages_per_request {
-            let which = match self.options.accepts {
-                Accepts::Yes => "request, dispatch, accepted, reply, finished",
-                Accepts::No => "request, dispatch, reply, finished",
+            let accepted = match self.options.accepts {
+                Accepts::Yes => "accepted, ",
+                Accepts::No => "",
             };
-            text.push_str(&format!("NATS messages per pinned request: {messages:.2} ({which})\n"));
+            let reply = match self.options.parts {
+                1 => "reply".to_owned(),
+                parts => format!("{parts} of reply"),
+            };
+            text.push_str(&format!(
+                "NATS messages per pinned request: {messages:.2} (request, dispatch, {accepted}{reply}, finished)\n"
+            ));
         }
         text
     }

@@ -75,6 +75,11 @@ pub struct Args {
     #[arg(long, value_enum, default_value = "yes", conflicts_with = "nats_url")]
     accept: Accepts,
 
+    /// Messages of each answer: 100 are a stream of as many tokens. The worker sends them to the generator, past the router
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..),
+        conflicts_with = "nats_url")]
+    parts: u32,
+
     /// Measure too what it costs where the router only decides (decide mode). A cluster that runs needs --decide-mode
     #[arg(long)]
     decide: bool,
@@ -120,6 +125,7 @@ Examples:
   rankpin bench
   rankpin bench --in-flight 64 --duration 2s --accept no --json
   rankpin bench --sessions-from both --payload 65536
+  rankpin bench --parts 100
   rankpin bench --decide --payload 65536
   rankpin bench --first-turns --routers 3
   rankpin bench --nats-url nats://127.0.0.1:4222 --model m --worker w1 --rank 4
@@ -172,6 +178,7 @@ impl Args {
             duration: self.duration,
             rounds: self.rounds,
             accepts: self.accept,
+            parts: self.parts,
             decides: if self.decide { Decides::Too } else { Decides::No },
             firsts: if self.first_turns { Firsts::Too } else { Firsts::No },
             routers: self.routers,

@@ -63,6 +63,10 @@ pub struct Args {
     #[arg(long)]
     no_accept: bool,
 
+    /// Messages of each answer, the last of which is the echo (echo only) [default: 1]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    parts: Option<u32>,
+
     #[command(flatten)]
     simulation: Simulation,
 
@@ -130,11 +134,15 @@ pub(super) async fn run(args: Args) -> anyhow::Result<()> {
         EngineKind::Echo => {
             args.simulation.refuse_all()?;
             let acceptance = if args.no_accept { Acceptance::WithFinish } else { Acceptance::AtOnce };
-            serve(options, Echo { acceptance }, args.drain_timeout, stop).await
+            let echo = Echo { acceptance, parts: args.parts.unwrap_or(1) };
+            serve(options, echo, args.drain_timeout, stop).await
         }
         EngineKind::Sim => {
             if args.no_accept {
                 bail!("--no-accept can have no effect: only --engine echo answers at once");
+            }
+            if args.parts.is_some() {
+                bail!("--parts can have no effect: only --engine echo has so many; see --output-tokens");
             }
             let simulation = args.simulation.options(options.ranks);
             let engine = SimEngine::new(simulation).map_err(|problem| anyhow!(problem))?;

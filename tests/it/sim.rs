@@ -168,11 +168,27 @@ async fn the_echo_may_leave_out_accepted() {
 }
 
 #[tokio::test]
+async fn an_answer_of_the_echo_may_have_parts() {
+    let field = Field::new().await;
+    let _sim = start(&field, &["--engine", "echo", "--parts", "3"]);
+    registered(&field).await;
+    let mut attempt = field.dispatch("any", "r", "any bytes".to_owned(), &[]).await;
+    for _ in 1..3 {
+        let (head, payload) = attempt.reply().await;
+        assert!(!head.last && payload.starts_with(b"{"), "{payload:?}");
+    }
+    let (head, payload) = attempt.reply().await;
+    assert!(head.last);
+    assert_eq!(payload, "any bytes");
+}
+
+#[tokio::test]
 async fn flags_without_effect_are_refused() {
     let field = Field::new().await;
     for (args, named) in [
         (&["--engine", "echo", "--speed", "2"][..], "--speed"),
         (&["--no-accept"], "--no-accept"),
+        (&["--parts", "2"], "--parts"),
         (&["--speed", "0"], "speed"),
         (&["--dp-size", "0"], "--dp-size"),
         (&["--weight", "0"], "weight"),
