@@ -8,9 +8,14 @@ use serde::Serialize;
 
 /// Writes text to stdout. A reader that has gone away (`| head`) is no error.
 pub(super) fn text(text: &str) -> anyhow::Result<()> {
+    is_read(text).map(drop)
+}
+
+/// The same, for what goes on until it is stopped: whether anybody still reads it.
+pub(super) fn is_read(text: &str) -> anyhow::Result<bool> {
     match std::io::stdout().lock().write_all(text.as_bytes()) {
-        Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
-        written => written.context("cannot write to stdout"),
+        Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(false),
+        written => written.map(|()| true).context("cannot write to stdout"),
     }
 }
 
@@ -21,7 +26,12 @@ pub(super) fn line(words: &str) -> anyhow::Result<()> {
 
 /// Writes a value as JSON on one line.
 pub(super) fn json(value: &impl Serialize) -> anyhow::Result<()> {
-    line(&serde_json::to_string(value).expect("what is told is plain data"))
+    text(&json_line(value))
+}
+
+/// A value as JSON, and the end of its line.
+pub(super) fn json_line(value: &impl Serialize) -> String {
+    serde_json::to_string(value).expect("what is told is plain data") + "\n"
 }
 
 /// A table without lines, as `kubectl` and `nats` print them. Columns whose title begins with `>` stand to the right.

@@ -57,9 +57,12 @@ pub(super) async fn run(args: Args) -> anyhow::Result<()> {
     let mut left = args.count;
     while left != Some(0) {
         // Both arms may be dropped: a look changes nothing.
-        tokio::select! {
-            states = routers::ask(&link, namespace, ANSWER_WAIT) => output::json(&states?)?,
+        let states = tokio::select! {
+            states = routers::ask(&link, namespace, ANSWER_WAIT) => states?,
             () = &mut stop => return Ok(()),
+        };
+        if !output::is_read(&output::json_line(&states))? {
+            return Ok(());
         }
         left = left.map(|left| left - 1);
         if left != Some(0) {

@@ -61,14 +61,14 @@ pub(super) async fn run(args: Args) -> anyhow::Result<()> {
             }
             seen.workers.retain(|one| args.workers.contains(&one.worker));
         }
-        if args.json {
-            output::json(&seen)?;
+        let text = if args.json {
+            output::json_line(&seen)
         } else {
             let clear = args.watch && std::io::stdout().is_terminal();
             let begin = if clear { "\x1b[H\x1b[2J" } else { "" };
-            output::text(&format!("{begin}{}", shown(&seen, args.short)))?;
-        }
-        if !args.watch {
+            format!("{begin}{}", shown(&seen, args.short))
+        };
+        if !output::is_read(&text)? || !args.watch {
             return Ok(());
         }
         tokio::select! {

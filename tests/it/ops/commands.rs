@@ -1,14 +1,17 @@
 //! `rankpin workers`, `pins`, `drain`, `config`, `completions` and `man` as processes.
 
+use std::process::Stdio;
+
 use rankpin::core::id::{DpRank, Namespace, WorkerId};
 use rankpin::nats::bucket::{Bucket, is_silence};
 use rankpin::nats::{Link, LinkOptions};
 use rankpin::ops::pins::{Pins, Target, key_of};
 use rankpin::wire::subject::Subjects;
 use serde_json::json;
+use tokio::io::{AsyncBufReadExt as _, BufReader};
 
 use super::{json, output_with, printed, refused, run};
-use crate::support::rankpin::sim;
+use crate::support::rankpin::{command, sim};
 use crate::support::{Cluster, PATIENCE, eventually};
 
 async fn cluster() -> Cluster {
@@ -39,6 +42,21 @@ async fn workers_are_shown_with_load_and_sessions() {
     let short = run(&cluster.server, &["workers", "--short"]).await;
     assert!(short.lines().any(|line| line.starts_with("a ") && line.contains("4-5")), "{short}");
     assert!(refused(&cluster.server, &["workers", "c"]).await.contains("there is no worker c"));
+}
+
+#[tokio::test]
+async fn what_goes_on_until_stopped_ends_when_nobody_reads_it() {
+    let cluster = cluster().await;
+    for args in [&["top", "--json", "--every", "100ms"][..], &["workers", "--watch", "--json"]] {
+        let mut command = tokio::process::Command::from(command(args));
+        command.env("NATS_URL", cluster.server.url()).kill_on_drop(true).stdout(Stdio::piped());
+        let mut child = command.spawn().expect("it starts");
+        let mut lines = BufReader::new(child.stdout.take().expect("it is piped")).lines();
+        assert!(lines.next_line().await.expect("it can be read").expect("a line").starts_with(['[', '{']));
+        drop(lines);
+        let ended = tokio::time::timeout(PATIENCE, child.wait()).await;
+        assert!(ended.unwrap_or_else(|_| panic!("{args:?} goes on")).expect("it is ours").success());
+    }
 }
 
 #[tokio::test]
