@@ -7,7 +7,7 @@ use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
 use serde::Deserialize;
 
-use super::bucket::{Bucket, Change, Stored};
+use super::bucket::{Bucket, Change, Stored, Unreachable};
 use super::lane::Block;
 use super::link::{Link, LinkOptions};
 
@@ -16,9 +16,20 @@ const MAX_READ: usize = 100_000;
 /// How long one answer may take.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
 
+/// Code of the answer where there is no such message.
+const NOT_FOUND: u16 = 404;
+
 #[derive(Debug, Deserialize)]
 struct Answer {
     message: Option<StoredMessage>,
+    error: Option<Problem>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Problem {
+    code: u16,
+    #[serde(default)]
+    description: String,
 }
 
 #[derive(Debug, Deserialize)]
@@ -68,6 +79,19 @@ pub async fn read_past_poison(bucket: &Bucket, after: u64) -> Vec<Change> {
         changes.push(message.into_change(key, poison));
     }
     changes
+}
+
+/// Sequence of the last message that the stream's leader has; zero where it has none.
+pub async fn last_kept(bucket: &Bucket) -> Result<u64, Unreachable> {
+    let ask = serde_json::json!({ "last_by_subj": format!("$KV.{}.>", bucket.name()) });
+    let silent = || Unreachable("the leader does not say which message is its last".into());
+    let answer = request(bucket, &ask).await.ok_or_else(silent)?;
+    let answer = serde_json::from_slice::<Answer>(&answer).map_err(|error| Unreachable(error.to_string()))?;
+    match answer {
+        Answer { message: Some(message), .. } => Ok(message.seq),
+        Answer { error: Some(Problem { code: NOT_FOUND, .. }), .. } => Ok(0),
+        Answer { error, .. } => Err(Unreachable(error.map(|problem| problem.description).unwrap_or_default())),
+    }
 }
 
 impl StoredMessage {

@@ -164,6 +164,8 @@ pub struct Gauges {
     pub pins_owed: Gauge,
     /// Messages of a bucket that should be mirrored and are not.
     pub mirror_lag: Family<BucketLabel, Gauge>,
+    /// Whether the mirror of a bucket is known to have everything.
+    pub mirror_complete: Family<BucketLabel, Gauge>,
 }
 
 fn register_accept_and_fleet(registry: &mut Registry) -> (Times, Arc<FleetCollector>) {
@@ -313,6 +315,12 @@ impl Metrics {
         self.gauges.mirror_lag.get_or_create(&label).set(i64::try_from(messages).unwrap_or(i64::MAX));
     }
 
+    /// The mirror of a bucket is known to have everything, or no longer.
+    pub fn mirror_complete(&self, bucket: &str, complete: bool) {
+        let label = BucketLabel { bucket: bucket.to_owned() };
+        self.gauges.mirror_complete.get_or_create(&label).set(i64::from(complete));
+    }
+
     /// An attempt was not accepted.
     pub fn attempt_failed(&self, failure: Failure) -> &'static str {
         let failure = failure_word(failure);
@@ -410,6 +418,11 @@ impl Gauges {
             "Messages of a bucket that are not mirrored though they were there two seconds ago",
             gauges.mirror_lag.clone(),
         );
+        registry.register(
+            "mirror_complete",
+            "1 while the mirror of a bucket is known to have everything; while it is 0 pins are read from the stream's leader",
+            gauges.mirror_complete.clone(),
+        );
         gauges
     }
 }
@@ -440,6 +453,7 @@ mod tests {
         metrics.queue.left(LeftQueue::Full);
         metrics.jobs.ended("finished");
         metrics.mirror_lag("rankpin_pins", 0);
+        metrics.mirror_complete("rankpin_pins", true);
         let placement = Placement { worker: WorkerId::new("w").expect("valid"), rank: Some(DpRank(4)) };
         for (reason, cause) in [(Reason::Unpinned, Some(Cause::Cold)), (Reason::Pinned, None)] {
             let (slot, placement) = (WorkerSlot::from_parts(0, 0), placement.clone());

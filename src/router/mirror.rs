@@ -43,31 +43,21 @@ pub trait Reader: Send {
 }
 
 /// Mirrors a bucket for ever.
-pub async fn follow(router: Arc<Router>, bucket: Bucket, mut reader: impl Reader) {
-    let mut follower = Follower {
-        created: None,
-        seen: 0,
-        target: u64::MAX,
-        complete: false,
-        watching: false,
-        fresh_watch: false,
-        ticks_behind: 0,
-        connects: 0,
-        flaps: Vec::new(),
-        due: 0,
-        floor: 0,
-        was_complete: false,
-    };
+pub async fn follow(router: Arc<Router>, bucket: Bucket, reader: impl Reader) {
+    let mut follower = Follower::new(router, bucket, reader);
     loop {
-        if let Err(error) = follower.watch_once(&router, &bucket, &mut reader).await {
-            tracing::debug!(bucket = bucket.name(), %error, "cannot watch the bucket, trying on");
-            follower.set_complete(&router, &mut reader, false);
+        if let Err(error) = follower.watch_once().await {
+            tracing::debug!(bucket = follower.bucket.name(), %error, "cannot watch the bucket, trying on");
+            follower.set_complete(false);
             tokio::time::sleep(RETRY_PAUSE).await;
         }
     }
 }
 
-struct Follower {
+struct Follower<R> {
+    router: Arc<Router>,
+    bucket: Bucket,
+    reader: R,
     /// When the mirrored stream was made.
     created: Option<SystemTime>,
     /// Highest sequence seen.
@@ -79,6 +69,8 @@ struct Follower {
     watching: bool,
     /// Whether the watch was made after the connection last came to stand.
     fresh_watch: bool,
+    /// Whether that watch has told all that its server has: a replica, which may be behind the stream's leader.
+    drained: bool,
     ticks_behind: u32,
     /// How often the connection had come to stand when it was last looked at.
     connects: u64,
@@ -90,41 +82,67 @@ struct Follower {
     was_complete: bool,
 }
 
-impl Follower {
-    async fn watch_once(
-        &mut self,
-        router: &Arc<Router>,
-        bucket: &Bucket,
-        reader: &mut impl Reader,
-    ) -> Result<(), Unreachable> {
+impl<R: Reader> Follower<R> {
+    fn new(router: Arc<Router>, bucket: Bucket, reader: R) -> Self {
+        router.metrics.mirror_complete(bucket.name(), false);
+        Self {
+            router,
+            bucket,
+            reader,
+            created: None,
+            seen: 0,
+            target: u64::MAX,
+            complete: false,
+            watching: false,
+            fresh_watch: false,
+            drained: false,
+            ticks_behind: 0,
+            connects: 0,
+            flaps: Vec::new(),
+            due: 0,
+            floor: 0,
+            was_complete: false,
+        }
+    }
+
+    async fn watch_once(&mut self) -> Result<(), Unreachable> {
         self.watching = false;
+        let bucket = self.bucket.clone();
         let mut state = bucket.link().state();
         let now = state.borrow_and_update().clone();
-        self.note_connection(router, bucket, reader, &now).await;
+        self.note_connection(&now).await;
         let info = bucket.info().await?;
-        self.look(router, &info, reader);
+        self.look(&info);
         let from = (self.seen > 0).then_some(self.seen + 1);
         let mut watch = bucket.watch(from).await?;
         self.watching = true;
         self.fresh_watch = true;
+        self.drained = false;
         self.ticks_behind = 0;
-        self.look(router, &info, reader);
+        self.look(&info);
         let mut check = tokio::time::interval(CHECK_EVERY);
         check.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             // Cancel-safe: a change is either returned or stays in the watch, the rest is looked at anew.
             tokio::select! {
                 watched = watch.next() => match watched {
-                    Watched::Change(change) => self.take(router, change, reader),
+                    Watched::Change(change) => {
+                        let drained = self.drained;
+                        self.take(change);
+                        // Once at once; where that was too early, with the looks at the stream.
+                        if !drained {
+                            self.check_drained().await?;
+                        }
+                    }
                     Watched::Interrupted(problem) => {
                         tracing::debug!(bucket = bucket.name(), problem, "the watch was interrupted");
-                        reader.interrupted(router);
-                        self.fall_behind(router, reader);
+                        self.reader.interrupted(&self.router);
+                        self.fall_behind();
                     }
                     Watched::Dead => {
                         let generation = watch.generation;
                         drop(watch);
-                        self.revive(router, bucket, reader, generation).await;
+                        self.revive(generation).await;
                         return Ok(());
                     }
                 },
@@ -133,10 +151,10 @@ impl Follower {
                     if now.dead == Some(watch.generation) {
                         let generation = watch.generation;
                         drop(watch);
-                        self.revive(router, bucket, reader, generation).await;
+                        self.revive(generation).await;
                         return Ok(());
                     }
-                    if self.note_connection(router, bucket, reader, &now).await {
+                    if self.note_connection(&now).await {
                         // The client library would notice after ten seconds that its consumer is gone.
                         return Ok(());
                     }
@@ -146,10 +164,12 @@ impl Follower {
                         continue;
                     }
                     let info = bucket.info().await?;
-                    if self.look(router, &info, reader) {
+                    if self.look(&info) {
                         return Ok(());
                     }
-                    router.metrics.mirror_lag(bucket.name(), self.lag(&info));
+                    let lag = self.lag(&info);
+                    self.router.metrics.mirror_lag(bucket.name(), lag);
+                    self.check_drained().await?;
                     if self.is_stuck() {
                         self.seen = 0;
                         return Ok(());
@@ -160,21 +180,15 @@ impl Follower {
     }
 
     /// The connection was lost, or came to stand again (true): the mirror may be behind until a watch has caught up.
-    async fn note_connection(
-        &mut self,
-        router: &Arc<Router>,
-        bucket: &Bucket,
-        reader: &mut impl Reader,
-        now: &LinkState,
-    ) -> bool {
+    async fn note_connection(&mut self, now: &LinkState) -> bool {
         if !now.connected {
-            self.fall_behind(router, reader);
+            self.fall_behind();
         } else if now.connects != self.connects {
             let first = std::mem::replace(&mut self.connects, now.connects) == 0;
             if !first {
-                self.fall_behind(router, reader);
-                reader.interrupted(router);
-                self.guard_flapping(router, bucket, reader).await;
+                self.fall_behind();
+                self.reader.interrupted(&self.router);
+                self.guard_flapping().await;
             }
             return true;
         }
@@ -191,44 +205,59 @@ impl Follower {
         if info.messages == 0 { 0 } else { due.saturating_sub(self.seen.max(self.floor)) }
     }
 
-    fn fall_behind(&mut self, router: &Arc<Router>, reader: &mut impl Reader) {
+    fn fall_behind(&mut self) {
         self.target = u64::MAX;
         self.fresh_watch = false;
-        self.set_complete(router, reader, false);
+        self.drained = false;
+        self.set_complete(false);
     }
 
     /// Compares with the stream as it is. True where it is another stream than the one that is mirrored.
-    fn look(&mut self, router: &Arc<Router>, info: &BucketInfo, reader: &mut impl Reader) -> bool {
+    fn look(&mut self, info: &BucketInfo) -> bool {
         let anew = self.created.is_some_and(|created| created != info.created);
         if anew {
             tracing::warn!("a bucket was made anew; its mirror begins anew too");
             self.seen = 0;
             (self.due, self.floor) = (0, 0);
-            self.set_complete(router, reader, false);
-            reader.made_anew(router);
+            self.set_complete(false);
+            self.reader.made_anew(&self.router);
         }
         self.created = Some(info.created);
         if info.messages == 0 && self.complete && self.seen > 0 && info.last_sequence >= self.seen {
             // Purged: a watch is not told.
-            reader.made_anew(router);
+            self.reader.made_anew(&self.router);
         }
         if !self.complete {
             self.target = info.last_sequence;
             if self.watching && (info.messages == 0 || self.seen >= self.target) {
-                self.set_complete(router, reader, true);
+                self.set_complete(true);
             }
         }
         anew
     }
 
-    fn take(&mut self, router: &Arc<Router>, change: Change, reader: &mut impl Reader) {
+    fn take(&mut self, change: Change) {
         let (revision, pending) = (change.stored.revision, change.pending);
-        reader.change(router, change, self.complete);
+        self.reader.change(&self.router, change, self.complete);
         self.seen = self.seen.max(revision);
-        // After a reconnect only the sequence counts: a change from before it may still be on its way.
-        if !self.complete && (self.seen >= self.target || (pending == 0 && self.fresh_watch)) {
-            self.set_complete(router, reader, true);
+        // What comes after a reconnect may still be of the watch before it.
+        self.drained |= pending == 0 && self.fresh_watch;
+        if !self.complete && self.seen >= self.target {
+            self.set_complete(true);
         }
+    }
+
+    /// A watch that has told all that its server has, and not the stream's last sequence: either that message is gone, or the
+    /// server is a replica that is behind. The leader knows which is the last one that it has.
+    async fn check_drained(&mut self) -> Result<(), Unreachable> {
+        if self.complete || !self.drained {
+            return Ok(());
+        }
+        self.target = self.target.min(guard::last_kept(&self.bucket).await?);
+        if self.seen >= self.target {
+            self.set_complete(true);
+        }
+        Ok(())
     }
 
     /// Whether the watch does not get to the sequence that it should: that message may be gone. A new watch tells.
@@ -237,34 +266,35 @@ impl Follower {
         self.ticks_behind > MAX_TICKS_BEHIND
     }
 
-    fn set_complete(&mut self, router: &Arc<Router>, reader: &mut impl Reader, complete: bool) {
+    fn set_complete(&mut self, complete: bool) {
         self.complete = complete;
-        reader.complete(router, complete);
+        self.router.metrics.mirror_complete(self.bucket.name(), complete);
+        self.reader.complete(&self.router, complete);
     }
 
     /// The client died while it read the bucket: a message in it may be what kills it, and would do so again.
-    async fn revive(&mut self, router: &Arc<Router>, bucket: &Bucket, reader: &mut impl Reader, generation: u64) {
-        router.metrics.rebuilt.inc();
-        self.fall_behind(router, reader);
-        self.pass_poison(router, bucket, reader).await;
-        bucket.link().rebuild(generation).await;
-        reader.interrupted(router);
+    async fn revive(&mut self, generation: u64) {
+        self.router.metrics.rebuilt.inc();
+        self.fall_behind();
+        self.pass_poison().await;
+        self.bucket.link().rebuild(generation).await;
+        self.reader.interrupted(&self.router);
     }
 
     /// A message that breaks the connection without killing the client is sent again after every reconnect.
-    async fn guard_flapping(&mut self, router: &Arc<Router>, bucket: &Bucket, reader: &mut impl Reader) {
+    async fn guard_flapping(&mut self) {
         let now = Instant::now();
         self.flaps.retain(|at| now.duration_since(*at) < FLAP_WINDOW);
         self.flaps.push(now);
         if self.flaps.len() >= FLAPS {
             self.flaps.clear();
-            self.pass_poison(router, bucket, reader).await;
+            self.pass_poison().await;
         }
     }
 
-    async fn pass_poison(&mut self, router: &Arc<Router>, bucket: &Bucket, reader: &mut impl Reader) {
-        for change in guard::read_past_poison(bucket, self.seen).await {
-            self.take(router, change, reader);
+    async fn pass_poison(&mut self) {
+        for change in guard::read_past_poison(&self.bucket, self.seen).await {
+            self.take(change);
         }
     }
 }

@@ -114,6 +114,30 @@ async fn without_the_pins_bucket_routers_agree_and_pin_once_it_is_back() {
 }
 
 #[tokio::test]
+async fn a_bucket_whose_last_message_is_gone_is_mirrored_whole() {
+    let mut cluster = Cluster::with(0, &[]).await;
+    // As a bucket is made, but that its messages may be deleted.
+    let config = jetstream::stream::Config {
+        name: "KV_rankpin_pins".into(),
+        subjects: vec!["$KV.rankpin_pins.>".into()],
+        max_messages_per_subject: 1,
+        allow_direct: true,
+        ..jetstream::stream::Config::default()
+    };
+    let context = jetstream::new(cluster.client.clone());
+    let mut stream = context.create_stream(config).await.expect("is made");
+    for n in 0..3 {
+        cluster.put_pin(&format!("s{n}"), "w", Some(1)).await;
+    }
+    // As where it has run out: the stream's last sequence is that of no message.
+    let last = stream.info().await.expect("it is there").state.last_sequence;
+    assert!(stream.delete_message(last).await.expect("it goes"));
+    cluster.add_router(&[]).await;
+    cluster.routers[0].reaches("mirror_complete", 2.0).await;
+    cluster.routers[0].reaches("pins_mirrored", 2.0).await;
+}
+
+#[tokio::test]
 async fn a_pins_bucket_that_was_made_anew_is_mirrored_anew() {
     let cluster = Cluster::start().await;
     let _w = cluster.worker("w").ranks(0, 4).start().await;
