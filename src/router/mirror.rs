@@ -13,7 +13,7 @@ use crate::core::hash::PinKey;
 use crate::core::id::WorkerId;
 use crate::core::partition::Partition;
 use crate::core::worker::WorkerState as Declared;
-use crate::nats::bucket::{Bucket, BucketInfo, Change, Unreachable, Watched};
+use crate::nats::bucket::{Bucket, BucketInfo, Change, Unreachable, Watch, Watched};
 use crate::nats::{LinkState, guard};
 use crate::wire::registration::Registration;
 
@@ -111,15 +111,7 @@ impl<R: Reader> Follower<R> {
         let mut state = bucket.link().state();
         let now = state.borrow_and_update().clone();
         self.note_connection(&now).await;
-        let info = bucket.info().await?;
-        self.look(&info);
-        let from = (self.seen > 0).then_some(self.seen + 1);
-        let mut watch = bucket.watch(from).await?;
-        self.watching = true;
-        self.fresh_watch = true;
-        self.drained = false;
-        self.ticks_behind = 0;
-        self.look(&info);
+        let mut watch = self.open_watch().await?;
         let mut check = tokio::time::interval(CHECK_EVERY);
         check.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
@@ -163,20 +155,41 @@ impl<R: Reader> Follower<R> {
                     if !bucket.link().is_connected() {
                         continue;
                     }
-                    let info = bucket.info().await?;
-                    if self.look(&info) {
-                        return Ok(());
-                    }
-                    let lag = self.lag(&info);
-                    self.router.metrics.mirror_lag(bucket.name(), lag);
-                    self.check_drained().await?;
-                    if self.is_stuck() {
-                        self.seen = 0;
+                    if self.check().await? {
                         return Ok(());
                     }
                 }
             }
         }
+    }
+
+    async fn open_watch(&mut self) -> Result<Watch, Unreachable> {
+        let info = self.bucket.info().await?;
+        self.look(&info);
+        let from = (self.seen > 0).then_some(self.seen + 1);
+        let watch = self.bucket.watch(from).await?;
+        self.watching = true;
+        self.fresh_watch = true;
+        self.drained = false;
+        self.ticks_behind = 0;
+        self.look(&info);
+        Ok(watch)
+    }
+
+    /// Looks whether the mirror is where the stream is. True where it takes a new watch.
+    async fn check(&mut self) -> Result<bool, Unreachable> {
+        let info = self.bucket.info().await?;
+        if self.look(&info) {
+            return Ok(true);
+        }
+        let lag = self.lag(&info);
+        self.router.metrics.mirror_lag(self.bucket.name(), lag);
+        self.check_drained().await?;
+        if self.is_stuck() {
+            self.seen = 0;
+            return Ok(true);
+        }
+        Ok(false)
     }
 
     /// The connection was lost, or came to stand again (true): the mirror may be behind until a watch has caught up.
