@@ -244,6 +244,11 @@ impl Mirror {
         self.get(key, now).map_or(0, |entry| entry.revision)
     }
 
+    /// Whether a value of this revision is news: it is not where this router has written it itself.
+    pub fn is_news(&self, key: PinKey, revision: u64) -> bool {
+        self.shard(key).get(&key).is_none_or(|entry| entry.revision < revision)
+    }
+
     /// Nothing stands under the key, as its leader says.
     pub fn forget(&mut self, key: PinKey) {
         if let Some(entry) = self.shard_mut(key).remove(&key) {

@@ -12,6 +12,7 @@ use futures_util::{FutureExt as _, StreamExt as _};
 use tokio::sync::Semaphore;
 
 use super::link::{Link, describe};
+use super::writes::Writes;
 
 /// How long a write or a read of the leader may take for a router; beyond, the bucket is unreachable (protocol section 5).
 pub const BUCKET_TIMEOUT: Duration = Duration::from_millis(500);
@@ -26,7 +27,8 @@ pub struct Bucket {
     link: Link,
     name: String,
     open: Arc<Mutex<Option<Opened>>>,
-    writes: Arc<Semaphore>,
+    places: Arc<Semaphore>,
+    over: Option<Arc<Writes>>,
     patience: Duration,
 }
 
@@ -130,13 +132,18 @@ pub struct Watch {
 impl Bucket {
     /// A bucket of this name; nothing is asked of the server yet.
     pub fn new(link: Link, name: &str) -> Self {
-        let writes = Arc::new(Semaphore::new(MAX_WRITES));
-        Self { link, name: name.to_owned(), open: Arc::default(), writes, patience: BUCKET_TIMEOUT }
+        let places = Arc::new(Semaphore::new(MAX_WRITES));
+        Self { link, name: name.to_owned(), open: Arc::default(), places, over: None, patience: BUCKET_TIMEOUT }
     }
 
     /// The same with more time for a write or a read of the leader: for people, who can wait where a request can't.
     pub fn patient(self, patience: Duration) -> Self {
         Self { patience, ..self }
+    }
+
+    /// The same, written to over a lane.
+    pub fn written_over(self, writes: &Arc<Writes>) -> Self {
+        Self { over: Some(Arc::clone(writes)), ..self }
     }
 
     /// Its name.
@@ -184,33 +191,44 @@ impl Bucket {
     /// Stores a value if the key is at revision `expected` (0: it has none, or its last one has expired). Returns the
     /// new revision.
     pub async fn put_at(&self, key: &str, value: Bytes, expected: u64) -> Result<u64, CasError> {
-        self.publish_at(key, PublishMessage::build().payload(value), expected).await
+        self.write(key, Some(value), expected).await
     }
 
     /// Deletes a key if it is at revision `expected`.
     pub async fn delete_at(&self, key: &str, expected: u64) -> Result<u64, CasError> {
-        self.publish_at(key, PublishMessage::build().header("KV-Operation", "DEL"), expected).await
+        self.write(key, None, expected).await
     }
 
-    async fn publish_at(&self, key: &str, message: PublishMessage, expected: u64) -> Result<u64, CasError> {
+    async fn write(&self, key: &str, value: Option<Bytes>, expected: u64) -> Result<u64, CasError> {
+        // The wait for a place among the writes is no silence of the bucket: the time for its answer begins after it.
+        let _place = self.places.acquire().await.map_err(|e| CasError::Unreachable(e.to_string()))?;
+        let written = match &self.over {
+            Some(writes) => {
+                let value = value.as_deref();
+                let subject = self.subject(key);
+                let write = writes.write(&subject, value.unwrap_or_default(), value.is_none(), expected);
+                tokio::time::timeout(self.patience, write).await
+            }
+            None => tokio::time::timeout(self.patience, self.publish_at(key, value, expected)).await,
+        };
+        written.unwrap_or_else(|_| Err(CasError::Unreachable(silence(self.patience))))
+    }
+
+    async fn publish_at(&self, key: &str, value: Option<Bytes>, expected: u64) -> Result<u64, CasError> {
         if !self.link.is_connected() {
             return Err(CasError::Unreachable("there is no connection".into()));
         }
         let opened = self.opened().await.map_err(|e| CasError::Unreachable(e.0))?;
-        // The wait for a place among the writes is no silence of the bucket: the time for its answer begins after it.
-        let _place = self.writes.acquire().await.map_err(|e| CasError::Unreachable(e.to_string()))?;
-        let write = async {
-            let ack = opened
-                .context
-                .send_publish(self.subject(key), message.expected_last_subject_sequence(expected))
-                .await?;
-            ack.await
+        let message = PublishMessage::build().expected_last_subject_sequence(expected);
+        let message = match value {
+            Some(value) => message.payload(value),
+            None => message.header("KV-Operation", "DEL"),
         };
-        match tokio::time::timeout(self.patience, write).await {
-            Ok(Ok(ack)) => Ok(ack.sequence),
-            Ok(Err(error)) if is_lost_race(&error) => Err(CasError::Lost),
-            Ok(Err(error)) => Err(CasError::Unreachable(describe(&error))),
-            Err(_) => Err(CasError::Unreachable(silence(self.patience))),
+        let write = async { opened.context.send_publish(self.subject(key), message).await?.await };
+        match write.await {
+            Ok(ack) => Ok(ack.sequence),
+            Err(error) if is_lost_race(&error) => Err(CasError::Lost),
+            Err(error) => Err(CasError::Unreachable(describe(&error))),
         }
     }
 

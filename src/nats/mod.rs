@@ -14,6 +14,7 @@ pub mod pins;
 pub mod registry;
 pub mod subscriptions;
 pub mod tls;
+pub mod writes;
 
 pub use access::{Access, AccessError};
 pub use async_nats::{PublishError, Subject};

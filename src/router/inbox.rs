@@ -63,6 +63,11 @@ const INBOX: u64 = 0;
 /// Number of the subscription to what the server says of probes of partitions.
 const HANDED_OVER: u64 = 1;
 
+/// Prefix of the subjects of a router's inbox on which writes to buckets are answered.
+pub fn of_writes(inbox: &str) -> String {
+    format!("{inbox}b")
+}
+
 /// Subscribes to this router's inbox.
 pub async fn subscribe(router: &Router) -> Result<(), ConnectError> {
     router.dispatch.subscribe(INBOX, &format!("{}*", router.inbox), None);
@@ -142,7 +147,7 @@ impl Router {
                 None
             }
             None => {
-                if !self.hear_of_hand_over(&message) {
+                if !self.pins.hear(&message) && !self.hear_of_hand_over(&message) {
                     self.metrics.malformed("inbox");
                 }
                 None

@@ -321,6 +321,9 @@ impl Reader for Pins {
             router.metrics.malformed("pin_key");
             return;
         };
+        if !router.state().mirrors.of(self.0).is_news(key, change.stored.revision) {
+            return;
+        }
         let pin = read_stored(key, &change.stored);
         if pin.is_none() && change.stored.value.is_some() {
             router.metrics.malformed("pin");

@@ -16,8 +16,9 @@ use crate::core::hash::PinKey;
 use crate::core::id::{Placement, Pool, WorkerId};
 use crate::core::partition::Partition;
 use crate::core::pins::Pin;
-use crate::nats::Link;
 use crate::nats::bucket::{Bucket, CasError, Stored};
+use crate::nats::writes::Writes;
+use crate::nats::{Link, Message};
 use crate::wire::pin::PinValue;
 
 /// Rounds of lost races after which a request is placed without its pin (protocol section 5).
@@ -32,7 +33,10 @@ const ASK_AGAIN_AFTER: Duration = Duration::from_millis(500);
 const MAX_OWED: usize = 65_536;
 
 /// The buckets of pins, one for each partition.
-pub struct PinStores(Box<[PinStore]>);
+pub struct PinStores {
+    all: Box<[PinStore]>,
+    writes: Arc<Writes>,
+}
 
 /// A bucket of pins, and whether it can be reached.
 pub struct PinStore {
@@ -77,13 +81,20 @@ pub enum Pinned {
 
 impl PinStores {
     /// Over these, in the order of their partitions; at least one.
-    pub fn new(buckets: Vec<Bucket>) -> Self {
-        Self(buckets.into_iter().map(PinStore::new).collect())
+    pub fn new(buckets: impl IntoIterator<Item = Bucket>, writes: Writes) -> Self {
+        let writes = Arc::new(writes);
+        let store = |bucket: Bucket| PinStore::new(bucket.written_over(&writes));
+        Self { all: buckets.into_iter().map(store).collect(), writes }
+    }
+
+    /// Takes the answer to a write. Whether the message is one.
+    pub fn hear(&self, message: &Message) -> bool {
+        self.writes.hear(message)
     }
 
     /// That of a partition.
     pub fn of(&self, partition: Partition) -> &PinStore {
-        &self.0[partition.index()]
+        &self.all[partition.index()]
     }
 
     /// The connection that all of them are used over.
@@ -93,12 +104,12 @@ impl PinStores {
 
     /// Whether any could not be reached lately.
     pub fn is_any_unreachable(&self) -> bool {
-        self.0.iter().any(PinStore::is_unreachable)
+        self.all.iter().any(PinStore::is_unreachable)
     }
 
     /// Pins that are still to be written.
     pub fn owed(&self) -> usize {
-        self.0.iter().map(PinStore::owed).sum()
+        self.all.iter().map(PinStore::owed).sum()
     }
 }
 

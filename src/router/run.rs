@@ -18,6 +18,7 @@ use crate::core::id::{Namespace, WorkerId};
 use crate::core::mode::{AffinityMode, Provision};
 use crate::core::partition::Partition;
 use crate::nats::bucket::{Bucket, BucketInfo, Look};
+use crate::nats::writes::Writes;
 use crate::nats::{AccessError, ConnectError, JetStream, Lane, Lines, Link, LinkOptions, Payload};
 use crate::wire::header;
 use crate::wire::subject::Subjects;
@@ -156,15 +157,16 @@ async fn start(config: RouterConfig) -> Result<Running, RouterError> {
             Some(Jobs::new(lane, JetStream::new(store), &inbox_subject))
         }
     };
-    let stores = PinStores::new(pins.iter().map(|(bucket, _)| bucket.clone()).collect());
+    let writes = Writes::new(dispatch.clone(), inbox::of_writes(&inbox_subject));
+    let stores = PinStores::new(pins.iter().map(|(bucket, _)| bucket.clone()), writes);
     let router = Arc::new(Router::new(config, [intake, dispatch], stores, jobs, inbox_subject));
     let mut tasks = JoinSet::new();
     if let Some(listener) = listener {
         tasks.spawn(http::serve(Arc::clone(&router), listener));
     }
     tasks.spawn_on(drive(Arc::clone(&router)), hot.handle());
-    check_permissions(&router).await?;
     inbox::subscribe(&router).await?;
+    check_permissions(&router).await?;
     intake::subscribe_control(&router).await?;
     service::subscribe(&router).await?;
     if router.config.affinity != AffinityMode::Off {
@@ -346,7 +348,7 @@ async fn check_permissions(router: &Router) -> Result<(), RouterError> {
             // Whether it is refused for its sequence or not answered at all: the server tells of the permission.
             let bucket = &router.pins.of(partition).bucket;
             let _ = bucket.put_at(nobody.as_str(), bytes::Bytes::new(), UNREACHABLE_SEQUENCE).await;
-            bucket.link().check_permissions()?;
+            router.dispatch.check_permissions()?;
         }
     }
     Ok(())

@@ -1,0 +1,152 @@
+//! Compare-and-set writes to buckets over a [`Lane`]: where a request waits for its claim, the write and its answer stay on
+//! the thread that the request runs on. The client library would carry both to another thread and back.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use serde::Deserialize;
+use tokio::sync::oneshot;
+
+use super::bucket::CasError;
+use super::lane::{Lane, Lines, Message};
+use super::{NO_RESPONDERS, Payload};
+
+/// Header of the sequence that a key's last value has to have.
+const EXPECTED: &str = "Nats-Expected-Last-Subject-Sequence";
+/// Error codes of a key that is at another one; the second on a replicated stream.
+const WRONG_LAST_SEQUENCE: [u64; 2] = [10_071, 10_164];
+
+/// Writes that wait for their answers.
+#[derive(Debug)]
+pub struct Writes {
+    lane: Lane,
+    /// Prefix of the subjects that they are answered on; the lane has subscribed to them.
+    inbox: String,
+    waiting: Mutex<Waiting>,
+}
+
+#[derive(Debug, Default)]
+struct Waiting {
+    next: u64,
+    /// As many as there are callers: who stops waiting takes its entry away.
+    answers: HashMap<u64, oneshot::Sender<Result<u64, CasError>>, foldhash::fast::RandomState>,
+}
+
+/// One that waits.
+struct Place<'w> {
+    writes: &'w Writes,
+    number: u64,
+}
+
+impl Drop for Place<'_> {
+    fn drop(&mut self) {
+        self.writes.waiting().answers.remove(&self.number);
+    }
+}
+
+/// What a stream answers to a publish.
+#[derive(Debug, Deserialize)]
+struct Ack<'a> {
+    #[serde(default)]
+    seq: u64,
+    #[serde(borrow, default)]
+    error: Option<Problem<'a>>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Problem<'a> {
+    #[serde(default)]
+    err_code: u64,
+    #[serde(borrow, default)]
+    description: std::borrow::Cow<'a, str>,
+}
+
+impl Writes {
+    /// Over a lane that is driven elsewhere, and that hands what comes on subjects that begin with `inbox` to
+    /// [`Writes::hear`].
+    pub fn new(lane: Lane, inbox: String) -> Self {
+        Self { lane, inbox, waiting: Mutex::default() }
+    }
+
+    /// Writes a message if the key that is its subject is at sequence `expected`, and waits for the answer; who calls sets
+    /// the limit. `deletes`: the key has no value from then on.
+    pub async fn write(&self, subject: &str, value: &[u8], deletes: bool, expected: u64) -> Result<u64, CasError> {
+        if !self.lane.is_connected() {
+            return Err(CasError::Unreachable("there is no connection".into()));
+        }
+        let mut headers = Lines::with_capacity(EXPECTED.len() + 32);
+        headers.push_number(EXPECTED, expected);
+        if deletes {
+            headers.push("KV-Operation", "DEL");
+        }
+        let (answered, answer) = oneshot::channel();
+        let number = {
+            let mut waiting = self.waiting();
+            waiting.next += 1;
+            let number = waiting.next;
+            waiting.answers.insert(number, answered);
+            number
+        };
+        let _place = Place { writes: self, number };
+        let reply = format!("{}{number:x}", self.inbox);
+        let sent = self.lane.publish(subject, Some(&reply), &headers, Payload::Copied(value));
+        sent.map_err(|error| CasError::Unreachable(error.to_string()))?;
+        answer.await.unwrap_or_else(|_| Err(CasError::Unreachable("the answer was lost".into())))
+    }
+
+    /// Takes an answer. Whether its subject is one on which answers come.
+    pub fn hear(&self, message: &Message) -> bool {
+        let Some(number) = message.subject().strip_prefix(self.inbox.as_str()) else { return false };
+        let Ok(number) = u64::from_str_radix(number, 16) else { return false };
+        if let Some(waiting) = self.waiting().answers.remove(&number) {
+            let answer = match message.status() {
+                Some(NO_RESPONDERS) => Err(CasError::Unreachable("no stream takes what is written there".into())),
+                _ => read(message.payload()),
+            };
+            // Whoever waited may just have gone.
+            let _ = waiting.send(answer);
+        }
+        true
+    }
+
+    fn waiting(&self) -> MutexGuard<'_, Waiting> {
+        // Nothing is changed in two steps while it is held.
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn read(payload: &[u8]) -> Result<u64, CasError> {
+    match serde_json::from_slice::<Ack<'_>>(payload) {
+        Ok(Ack { error: Some(error), .. }) if WRONG_LAST_SEQUENCE.contains(&error.err_code) => Err(CasError::Lost),
+        Ok(Ack { error: Some(error), .. }) => Err(CasError::Unreachable(error.description.into_owned())),
+        Ok(Ack { seq, .. }) if seq > 0 => Ok(seq),
+        Ok(_) => Err(CasError::Unreachable("the answer names no sequence".into())),
+        Err(error) => Err(CasError::Unreachable(format!("the answer can't be read: {error}"))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn answers_as_servers_give_them() {
+        assert_eq!(read(br#"{"stream":"KV_b","seq":12}"#), Ok(12));
+        assert_eq!(read(br#"{"stream":"KV_b","domain":"d","seq":7,"duplicate":true}"#), Ok(7));
+        for code in WRONG_LAST_SEQUENCE {
+            let text = format!(
+                r#"{{"error":{{"code":400,"err_code":{code},"description":"wrong last sequence: 5"}},"stream":"KV_b","seq":0}}"#
+            );
+            assert_eq!(read(text.as_bytes()), Err(CasError::Lost));
+        }
+        for text in [
+            r#"{"error":{"code":503,"err_code":10077,"description":"maximum \"bytes\" exceeded"},"stream":"KV_b","seq":0}"#,
+            r#"{"error":{}}"#,
+            r#"{"stream":"KV_b"}"#,
+            "not JSON",
+            "",
+        ] {
+            assert!(matches!(read(text.as_bytes()), Err(CasError::Unreachable(_))), "{text}");
+        }
+    }
+}
