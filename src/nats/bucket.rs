@@ -9,7 +9,7 @@ use async_nats::jetstream::{self, kv, message::PublishMessage, stream};
 use bytes::Bytes;
 use futures_util::{FutureExt as _, StreamExt as _};
 
-use tokio::sync::Semaphore;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::link::{Link, describe};
 use super::writes::Writes;
@@ -17,7 +17,7 @@ use super::writes::Writes;
 /// How long a write or a read of the leader may take for a router; beyond, the bucket is unreachable (protocol section 5).
 pub const BUCKET_TIMEOUT: Duration = Duration::from_millis(500);
 /// Most writes that wait for their answer at once: more would only wait in the server's queue, and time out there.
-const MAX_WRITES: usize = 64;
+const MAX_WRITES: usize = 256;
 /// How long opening a bucket or a watch may take.
 const OPEN_TIMEOUT: Duration = Duration::from_secs(2);
 
@@ -48,6 +48,13 @@ pub enum CasError {
     /// The server did not do it, or did not say so in time.
     #[error("the bucket is unreachable: {0}")]
     Unreachable(String),
+}
+
+impl CasError {
+    /// There was no answer within so long.
+    pub fn silent(waited: Duration) -> Self {
+        Self::Unreachable(silence(waited))
+    }
 }
 
 /// The bucket does not answer, or is not there.
@@ -199,19 +206,32 @@ impl Bucket {
         self.write(key, None, expected).await
     }
 
+    /// A place among the writes, where one is free at once.
+    pub fn place(&self) -> Option<OwnedSemaphorePermit> {
+        Arc::clone(&self.places).try_acquire_owned().ok()
+    }
+
+    /// Sends what [`Bucket::put_at`] does, for who has a place. The answer comes to `reply`, as
+    /// [`super::writes::answer`] reads it.
+    pub fn send(&self, key: &str, value: &[u8], expected: u64, reply: &str) -> Result<(), CasError> {
+        match &self.over {
+            Some(writes) => writes.send(&self.subject(key), Some(value), expected, reply),
+            None => Err(CasError::Unreachable("answers are not heard".into())),
+        }
+    }
+
     async fn write(&self, key: &str, value: Option<Bytes>, expected: u64) -> Result<u64, CasError> {
         // The wait for a place among the writes is no silence of the bucket: the time for its answer begins after it.
         let _place = self.places.acquire().await.map_err(|e| CasError::Unreachable(e.to_string()))?;
         let written = match &self.over {
             Some(writes) => {
-                let value = value.as_deref();
                 let subject = self.subject(key);
-                let write = writes.write(&subject, value.unwrap_or_default(), value.is_none(), expected);
+                let write = writes.write(&subject, value.as_deref(), expected);
                 tokio::time::timeout(self.patience, write).await
             }
             None => tokio::time::timeout(self.patience, self.publish_at(key, value, expected)).await,
         };
-        written.unwrap_or_else(|_| Err(CasError::Unreachable(silence(self.patience))))
+        written.unwrap_or_else(|_| Err(CasError::silent(self.patience)))
     }
 
     async fn publish_at(&self, key: &str, value: Option<Bytes>, expected: u64) -> Result<u64, CasError> {

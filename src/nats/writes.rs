@@ -68,17 +68,9 @@ impl Writes {
         Self { lane, inbox, waiting: Mutex::default() }
     }
 
-    /// Writes a message if the key that is its subject is at sequence `expected`, and waits for the answer; who calls sets
-    /// the limit. `deletes`: the key has no value from then on.
-    pub async fn write(&self, subject: &str, value: &[u8], deletes: bool, expected: u64) -> Result<u64, CasError> {
-        if !self.lane.is_connected() {
-            return Err(CasError::Unreachable("there is no connection".into()));
-        }
-        let mut headers = Lines::with_capacity(EXPECTED.len() + 32);
-        headers.push_number(EXPECTED, expected);
-        if deletes {
-            headers.push("KV-Operation", "DEL");
-        }
+    /// Writes a value, or that there is none, if the key that is the subject is at sequence `expected`, and waits for the
+    /// answer; who calls sets the limit.
+    pub async fn write(&self, subject: &str, value: Option<&[u8]>, expected: u64) -> Result<u64, CasError> {
         let (answered, answer) = oneshot::channel();
         let number = {
             let mut waiting = self.waiting();
@@ -88,10 +80,22 @@ impl Writes {
             number
         };
         let _place = Place { writes: self, number };
-        let reply = format!("{}{number:x}", self.inbox);
-        let sent = self.lane.publish(subject, Some(&reply), &headers, Payload::Copied(value));
-        sent.map_err(|error| CasError::Unreachable(error.to_string()))?;
+        self.send(subject, value, expected, &format!("{}{number:x}", self.inbox))?;
         answer.await.unwrap_or_else(|_| Err(CasError::Unreachable("the answer was lost".into())))
+    }
+
+    /// Sends such a write; it is answered to `reply`.
+    pub fn send(&self, subject: &str, value: Option<&[u8]>, expected: u64, reply: &str) -> Result<(), CasError> {
+        if !self.lane.is_connected() {
+            return Err(CasError::Unreachable("there is no connection".into()));
+        }
+        let mut headers = Lines::with_capacity(EXPECTED.len() + 32);
+        headers.push_number(EXPECTED, expected);
+        if value.is_none() {
+            headers.push("KV-Operation", "DEL");
+        }
+        let sent = self.lane.publish(subject, Some(reply), &headers, Payload::Copied(value.unwrap_or_default()));
+        sent.map_err(|error| CasError::Unreachable(error.to_string()))
     }
 
     /// Takes an answer. Whether its subject is one on which answers come.
@@ -99,12 +103,8 @@ impl Writes {
         let Some(number) = message.subject().strip_prefix(self.inbox.as_str()) else { return false };
         let Ok(number) = u64::from_str_radix(number, 16) else { return false };
         if let Some(waiting) = self.waiting().answers.remove(&number) {
-            let answer = match message.status() {
-                Some(NO_RESPONDERS) => Err(CasError::Unreachable("no stream takes what is written there".into())),
-                _ => read(message.payload()),
-            };
             // Whoever waited may just have gone.
-            let _ = waiting.send(answer);
+            let _ = waiting.send(answer(message));
         }
         true
     }
@@ -112,6 +112,14 @@ impl Writes {
     fn waiting(&self) -> MutexGuard<'_, Waiting> {
         // Nothing is changed in two steps while it is held.
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Reads the answer to a write: the sequence that the key is at now.
+pub fn answer(message: &Message) -> Result<u64, CasError> {
+    match message.status() {
+        Some(NO_RESPONDERS) => Err(CasError::Unreachable("no stream takes what is written there".into())),
+        _ => read(message.payload()),
     }
 }
 

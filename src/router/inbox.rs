@@ -7,7 +7,7 @@ use super::passing;
 use super::state::Router;
 use crate::core::fleet::WorkerSlot;
 use crate::core::id::{RequestId, WorkerId};
-use crate::nats::{Block, ConnectError, Message, NO_RESPONDERS};
+use crate::nats::{Block, ConnectError, Message, NO_RESPONDERS, writes};
 use crate::wire::event::{Event, EventError, Finished};
 
 /// Whom a message on the inbox is about.
@@ -20,6 +20,8 @@ enum About {
     Rank(Seq, u32),
     /// The question to that frontend whether it has.
     Question(Seq, u32),
+    /// The pin of a request.
+    Claim(Seq),
 }
 
 /// What is done at once for a request at rest, once the lock is free.
@@ -68,6 +70,11 @@ pub fn of_writes(inbox: &str) -> String {
     format!("{inbox}b")
 }
 
+/// Subject of a router's inbox on which the bucket answers that the pin of a request is put.
+pub fn of_claim(inbox: &str, seq: Seq) -> String {
+    format!("{inbox}c{seq:x}")
+}
+
 /// Subscribes to this router's inbox.
 pub async fn subscribe(router: &Router) -> Result<(), ConnectError> {
     router.dispatch.subscribe(INBOX, &format!("{}*", router.inbox), None);
@@ -113,13 +120,16 @@ impl Router {
 
     fn about(&self, subject: &str) -> Option<About> {
         let token = subject.strip_prefix(self.inbox.as_str())?;
+        let seq = |number| u64::from_str_radix(number, 16).ok();
+        if let Some(number) = token.strip_prefix('c') {
+            return Some(About::Claim(seq(number)?));
+        }
         let (number, count) = token.split_once('-')?;
         let count = count.parse().ok()?;
         if let Some(index) = number.strip_prefix('p') {
             let index = u32::from_str_radix(index, 16).ok()?;
             return Some(About::Probe(WorkerSlot::from_parts(index, count)));
         }
-        let seq = |number| u64::from_str_radix(number, 16).ok();
         if let Some(number) = number.strip_prefix('w') {
             return Some(About::Rank(seq(number)?, count));
         }
@@ -146,6 +156,10 @@ impl Router {
                 self.hear_of_frontend(seq, attempt, &message);
                 None
             }
+            Some(About::Claim(seq)) => {
+                self.hear_of_claim(seq, &message);
+                None
+            }
             None => {
                 if !self.pins.hear(&message) && !self.hear_of_hand_over(&message) {
                     self.metrics.malformed("inbox");
@@ -153,6 +167,20 @@ impl Router {
                 None
             }
         }
+    }
+
+    fn hear_of_claim(&self, seq: Seq, message: &Message) {
+        let answer = writes::answer(message);
+        let held = {
+            let mut state = self.state();
+            let Some(live) = state.live.get_mut(seq) else { return };
+            match live.hold_claiming() {
+                Some(resting) => resting,
+                // It has a task by now, or is just being given one.
+                None => return live.send_awake(Mail::Put(Box::new(answer))),
+            }
+        };
+        passing::put(held, answer);
     }
 
     fn hear_of_attempt(&self, seq: Seq, attempt: u32, message: Message) -> Option<Late> {

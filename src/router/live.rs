@@ -19,6 +19,7 @@ use crate::core::fleet::WorkerSlot;
 use crate::core::id::{DpRank, RequestId, WorkerId};
 use crate::core::kv::Expected;
 use crate::nats::Message;
+use crate::nats::bucket::CasError;
 use crate::wire::event::{Finished, Outcome, Rejection};
 
 /// Most requests under way in one router; one more is answered `overloaded`.
@@ -66,6 +67,8 @@ pub enum Mail {
     FrontendGone,
     /// The frontend cancelled.
     Cancelled,
+    /// The bucket has answered that the request's pin is put, at this revision, or is not.
+    Put(Box<Result<u64, CasError>>),
     /// The router stops and waits no longer.
     ShuttingDown,
 }
@@ -226,6 +229,8 @@ pub struct LiveRequests {
     given_up_order: VecDeque<(Seq, u32)>,
     /// When requests at rest have to be looked at, with the attempt that is waited for.
     wake: VecDeque<(Instant, Seq, u32)>,
+    /// The same for those that wait for the bucket, which has another time than a worker.
+    wake_claiming: VecDeque<(Instant, Seq, u32)>,
 }
 
 impl LiveRequests {
@@ -357,11 +362,15 @@ impl LiveRequests {
             return Err(resting);
         }
         if let Some(at) = wake_at {
+            let wake = match resting.stage {
+                Stage::Claiming(_) => &mut self.wake_claiming,
+                Stage::Placing(_) | Stage::Placed(_) | Stage::Sent(..) | Stage::Accepted(_) => &mut self.wake,
+            };
             // They come in order, but for what waits for another time than most: that may have a task.
-            if self.wake.len() >= MAX_WAKE || self.wake.back().is_some_and(|(last, ..)| *last > at) {
+            if wake.len() >= MAX_WAKE || wake.back().is_some_and(|(last, ..)| *last > at) {
                 return Err(resting);
             }
-            self.wake.push_back((at, seq, live.attempt));
+            wake.push_back((at, seq, live.attempt));
         }
         live.mailbox = Mailbox::Resting(resting);
         Ok(())
@@ -369,17 +378,19 @@ impl LiveRequests {
 
     /// When the next request at rest has to be looked at.
     pub fn next_wake(&self) -> Option<Instant> {
-        self.wake.front().map(|(at, ..)| *at)
+        [&self.wake, &self.wake_claiming].into_iter().filter_map(|wake| Some(wake.front()?.0)).min()
     }
 
     /// Gives a task to those at rest whose worker has said nothing in time.
     pub fn wake(&mut self, now: Instant) {
-        while self.next_wake().is_some_and(|at| at <= now) {
-            let Some((_, seq, attempt)) = self.wake.pop_front() else { return };
-            if let Some(live) = self.by_seq.get_mut(&seq).filter(|live| live.attempt == attempt)
-                && !live.at.as_ref().is_some_and(|at| at.accepted)
-            {
-                live.start_task();
+        for wake in [&mut self.wake, &mut self.wake_claiming] {
+            while wake.front().is_some_and(|(at, ..)| *at <= now) {
+                let Some((_, seq, attempt)) = wake.pop_front() else { break };
+                if let Some(live) = self.by_seq.get_mut(&seq).filter(|live| live.attempt == attempt)
+                    && !live.at.as_ref().is_some_and(|at| at.accepted)
+                {
+                    live.start_task();
+                }
             }
         }
     }
@@ -572,6 +583,21 @@ impl Live {
                 self.mailbox = other;
                 None
             }
+        }
+    }
+
+    /// The same of a request whose pin is being put, and of no other.
+    pub fn hold_claiming(&mut self) -> Option<Box<Resting>> {
+        match &self.mailbox {
+            Mailbox::Resting(resting) if matches!(resting.stage, Stage::Claiming(_)) => self.hold(),
+            Mailbox::Resting(_) | Mailbox::Held(_) | Mailbox::Task(_) => None,
+        }
+    }
+
+    /// Sends mail that matters only to who is awake: a request at rest does not wait for it.
+    pub fn send_awake(&mut self, mail: Mail) {
+        if !matches!(self.mailbox, Mailbox::Resting(_)) {
+            self.send(mail);
         }
     }
 

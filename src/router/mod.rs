@@ -7,6 +7,7 @@ mod admit;
 mod alias;
 mod answers;
 mod chains;
+mod claiming;
 mod derived;
 mod dispatch;
 mod failures;

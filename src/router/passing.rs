@@ -9,8 +9,10 @@ use super::admit::{Refused, admit};
 use super::live::Resting;
 use super::route::{self, Request, Stage};
 use super::state::{Asked, Router};
+use crate::core::decide::Decision;
 use crate::core::error::RouteError;
 use crate::nats::Message;
+use crate::nats::bucket::CasError;
 use crate::wire::event::Finished;
 
 /// How exactly the times of requests at rest are kept.
@@ -35,6 +37,31 @@ fn begin(mut request: Request) {
     }
 }
 
+/// The bucket has answered to the pin of a request at rest.
+pub fn put(mut resting: Box<Resting>, answer: Result<u64, CasError>) {
+    resting.stage = match std::mem::replace(&mut resting.stage, Stage::Placing(None)) {
+        Stage::Claiming(mut claiming) => match answer {
+            Ok(revision) => {
+                let decision = resting.request.claim_stands(*claiming, revision);
+                match resting.request.send_in_passing(decision) {
+                    Ok(stage) => stage,
+                    Err(error) => {
+                        // Its pin is to be given back.
+                        tokio::spawn(async move { resting.request.fail(&error).await });
+                        return;
+                    }
+                }
+            }
+            Err(_) => {
+                claiming.answer = Some(answer);
+                Stage::Claiming(claiming)
+            }
+        },
+        stage @ (Stage::Placing(_) | Stage::Placed(_) | Stage::Sent(..) | Stage::Accepted(_)) => stage,
+    };
+    rest_or_start(resting);
+}
+
 /// The worker of a request at rest has accepted it.
 pub fn accepted(mut resting: Box<Resting>) {
     resting.stage = match std::mem::replace(&mut resting.stage, Stage::Placing(None)) {
@@ -42,7 +69,7 @@ pub fn accepted(mut resting: Box<Resting>) {
             resting.request.settle(&decision);
             Stage::Accepted(decision)
         }
-        stage @ (Stage::Placing(_) | Stage::Accepted(_)) => stage,
+        stage @ (Stage::Placing(_) | Stage::Claiming(_) | Stage::Placed(_) | Stage::Accepted(_)) => stage,
     };
     rest_or_start(resting);
 }
@@ -51,7 +78,7 @@ pub fn accepted(mut resting: Box<Resting>) {
 pub fn finished(mut resting: Box<Resting>, finished: &Finished) {
     let Resting { request, stage } = &mut *resting;
     match stage {
-        Stage::Placing(_) => {}
+        Stage::Placing(_) | Stage::Claiming(_) | Stage::Placed(_) => {}
         // A worker may leave `accepted` out where `finished` follows at once.
         Stage::Sent(decision, _) => {
             request.settle(decision);
@@ -80,10 +107,20 @@ impl Request {
         let Asked::Decided(decision, basis) = &asked else { return Ok(Stage::Placing(Some(asked))) };
         self.basis = *basis;
         self.continued = self.find_continued();
-        if self.value_before_dispatch(decision).is_some() {
-            return Ok(Stage::Placing(Some(asked)));
+        let value = self.value_before_dispatch(decision);
+        let Asked::Decided(decision, basis) = asked else { return Ok(Stage::Placing(Some(asked))) };
+        let Some(value) = value else { return self.send_in_passing(decision) };
+        Ok(match self.begin_claim(decision, value) {
+            Ok(claiming) => Stage::Claiming(claiming),
+            Err(decision) => Stage::Placing(Some(Asked::Decided(decision, basis))),
+        })
+    }
+
+    /// Sends the request to its placement, where the connection stands.
+    fn send_in_passing(&mut self, decision: Decision) -> Result<Stage, RouteError> {
+        if !self.router.dispatch.is_connected() {
+            return Ok(Stage::Placed(decision));
         }
-        let Asked::Decided(decision, _) = asked else { return Ok(Stage::Placing(Some(asked))) };
         self.router.metrics.decided(&decision);
         let until = self.dispatch(&decision)?;
         Ok(Stage::Sent(decision, until))
@@ -94,7 +131,9 @@ impl Request {
 fn rest_or_start(mut resting: Box<Resting>) {
     let (router, seq) = (Arc::clone(&resting.request.router), resting.request.seq());
     let (rests, wake_at) = match &resting.stage {
-        Stage::Placing(_) => (false, None),
+        Stage::Placing(_) | Stage::Placed(_) => (false, None),
+        // An answer that says no is dealt with in a task.
+        Stage::Claiming(claiming) => (claiming.answer.is_none(), Some(claiming.until)),
         // A plain responder may take as long as the request may wait: others' times would stand behind its.
         Stage::Sent(_, until) => (*until <= Instant::now() + router.config.accept_timeout, Some(*until)),
         Stage::Accepted(_) => (true, None),

@@ -238,7 +238,7 @@ impl Router {
         Some(tokio::spawn(async move { router.put_later((partition, key), value, expected).await }))
     }
 
-    fn claim(self: &Arc<Self>, key: PinKey) -> Option<Claim> {
+    pub(super) fn claim(self: &Arc<Self>, key: PinKey) -> Option<Claim> {
         let mut state = self.state();
         if state.claims.contains_key(&key) {
             return None;
@@ -343,21 +343,33 @@ impl Request {
     async fn put_before_dispatch(&mut self, key: PinKey, decision: &Decision, value: Bytes, expected: u64) -> Pinned {
         match self.store().bucket.put_at(&key.to_string(), value.clone(), expected).await {
             Ok(revision) => {
-                self.router.metrics.pin_written(decision.pin);
-                self.router.remember((self.partition, key), revision, &value, true);
-                if decision.pin == PinStep::Claim {
-                    self.claimed = Some(Claimed { key, revision, since: Instant::now(), settled: false });
-                } else {
-                    // Confirmed: nobody has to wait for this request's worker to answer.
-                    self.claim = None;
-                }
+                self.pin_stands(key, decision, &value, revision);
                 Pinned::Yes
             }
-            Err(CasError::Lost) => {
+            Err(error) => self.pin_fails(key, decision, error).await,
+        }
+    }
+
+    /// The pin is put.
+    pub(super) fn pin_stands(&mut self, key: PinKey, decision: &Decision, value: &[u8], revision: u64) {
+        self.router.metrics.pin_written(decision.pin);
+        self.router.remember((self.partition, key), revision, value, true);
+        if decision.pin == PinStep::Claim {
+            self.claimed = Some(Claimed { key, revision, since: Instant::now(), settled: false });
+        } else {
+            // Confirmed: nobody has to wait for this request's worker to answer.
+            self.claim = None;
+        }
+    }
+
+    /// The pin is not put.
+    pub(super) async fn pin_fails(&mut self, key: PinKey, decision: &Decision, error: CasError) -> Pinned {
+        match error {
+            CasError::Lost => {
                 self.lose_race(key).await;
                 Pinned::AskAgain
             }
-            Err(CasError::Unreachable(problem)) => {
+            CasError::Unreachable(problem) => {
                 self.claim = None;
                 self.contested += 1;
                 // A bucket that is only slow may have stored the value after all: its leader knows.

@@ -8,6 +8,7 @@ use tokio::sync::watch;
 
 use super::alias::Alias;
 use super::answers::Answers;
+use super::claiming::Claiming;
 use super::derived::Continued;
 use super::jobs::JobPart;
 use super::later::Later;
@@ -90,6 +91,10 @@ pub struct Request {
 pub enum Stage {
     /// It wants a placement; or has asked for one already, and this is the answer.
     Placing(Option<Asked>),
+    /// Its pin is being put, after which it is sent.
+    Claiming(Box<Claiming>),
+    /// It has a placement, and its pin stands.
+    Placed(Decision),
     /// It was sent, and its worker has until then to say something.
     Sent(Decision, Instant),
     /// Its worker has it.
@@ -138,8 +143,12 @@ impl Request {
     pub(super) async fn run(&mut self, mut stage: Stage) -> Result<Finished, RouteError> {
         loop {
             stage = match stage {
-                Stage::Placing(asked) => {
-                    let decision = self.place(asked).await?;
+                Stage::Placing(asked) => Stage::Placed(self.place(asked).await?),
+                Stage::Claiming(claiming) => {
+                    let decision = Box::pin(self.finish_claim(*claiming)).await?;
+                    decision.map_or(Stage::Placing(None), Stage::Placed)
+                }
+                Stage::Placed(decision) => {
                     self.router.metrics.decided(&decision);
                     if !self.router.dispatch.is_connected() {
                         Box::pin(self.wait_for_connection()).await?;
@@ -174,7 +183,7 @@ impl Request {
         }
     }
 
-    async fn fail(&mut self, error: &RouteError) {
+    pub(super) async fn fail(&mut self, error: &RouteError) {
         self.span.fail(error.code());
         self.give_back_pin().await;
         self.router.end_in_error(&self.id, Some(&self.ask.model), &self.answers, error);
@@ -240,7 +249,7 @@ impl Request {
     }
 
     /// Leaves where it is counted. What a worker has said of it there must not be taken for the next one's word.
-    fn leave(&mut self) -> Result<(), RouteError> {
+    pub(super) fn leave(&mut self) -> Result<(), RouteError> {
         self.router.vacate(self.seq, Instant::now());
         while let Ok(mail) = self.mail().try_recv() {
             note(&mail)?;
@@ -357,7 +366,7 @@ impl Request {
                     self.give_up(decision);
                     return Err(RouteError::ShuttingDown);
                 }
-                Mail::Granted(_) | Mail::Displaced | Mail::AskAgain => {}
+                Mail::Granted(_) | Mail::Displaced | Mail::AskAgain | Mail::Put(_) => {}
             }
         }
     }
@@ -408,6 +417,7 @@ impl Request {
                     | Mail::AskAgain
                     | Mail::Sent
                     | Mail::FrontendGone
+                    | Mail::Put(_)
                     | Mail::ShuttingDown,
                 ) => {}
                 None => return Err(RouteError::ShuttingDown),
@@ -436,7 +446,7 @@ impl Request {
         mail
     }
 
-    fn mail(&mut self) -> &mut UnboundedReceiver<Mail> {
+    pub(super) fn mail(&mut self) -> &mut UnboundedReceiver<Mail> {
         self.mail.as_mut().expect(HAS_TASK)
     }
 
@@ -480,6 +490,7 @@ pub(super) fn note(mail: &Mail) -> Result<(), RouteError> {
         | Mail::Answer(_)
         | Mail::Sent
         | Mail::FrontendGone
+        | Mail::Put(_)
         | Mail::WorkerLost => Ok(()),
     }
 }
