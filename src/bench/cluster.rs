@@ -142,6 +142,10 @@ impl Cluster {
                 let subject = subjects.decide(&self.target.model);
                 Aim::Decide { subject, sessions }
             }
+            Way::Job => {
+                let subject = subjects.job(&self.target.model);
+                Aim::Job { subject, sessions, results: subjects.final_results() }
+            }
             Way::Routed => self.routed(sessions, SessionFrom::Header, Turn::Late),
             Way::Derived => self.routed(sessions, SessionFrom::Text, Turn::Late),
         }
@@ -166,7 +170,7 @@ impl Cluster {
             Way::Stored => {
                 all.extend(self.storing.iter().map(|process| Watched { name: "forwarder", id: process.id() }));
             }
-            Way::Routed | Way::Derived | Way::Decided | Way::First => {
+            Way::Routed | Way::Derived | Way::Decided | Way::First | Way::Job => {
                 let routers = self.own.iter().flat_map(|own| &own.routers);
                 all.extend(routers.map(|router| Watched { name: "router", id: router.id() }));
             }

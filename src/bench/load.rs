@@ -38,6 +38,8 @@ pub(super) enum Aim {
     Router { subject: String, sessions: u64, session: SessionFrom, turn: Turn },
     /// To the router without the body, in one of so many sessions; the body to the rank that it says.
     Decide { subject: String, sessions: u64 },
+    /// To the stream of jobs, in one of so many sessions; the answers come as results.
+    Job { subject: String, sessions: u64, results: String },
 }
 
 /// How the router knows the session.
@@ -144,7 +146,11 @@ impl Generator {
         let id = uuid::Uuid::new_v4().simple().to_string();
         let inbox = format!("{}.{id}.", self.link.options().inbox_prefix);
         let (client, _) = self.link.client();
-        let subscribed = client.subscribe(format!("{inbox}*")).await;
+        let answers = match aim {
+            Aim::Worker { .. } | Aim::Router { .. } | Aim::Decide { .. } => format!("{inbox}*"),
+            Aim::Job { results, .. } => results.clone(),
+        };
+        let subscribed = client.subscribe(answers).await;
         let mut messages = subscribed.map_err(|_| BenchError::ConnectionLost)?.map(Inbound::from);
         self.link.barrier().await?;
         let mut run = Run::new(self, aim, extent, watched, id, inbox);
@@ -275,9 +281,23 @@ impl<'g> Run<'g> {
         Ok(true)
     }
 
+    /// The place of the request that a message answers.
+    fn slot(&self, message: &Inbound) -> Option<usize> {
+        match self.aim {
+            Aim::Worker { .. } | Aim::Router { .. } | Aim::Decide { .. } => {
+                message.subject.strip_prefix(self.inbox.as_str())?.parse().ok()
+            }
+            // The last token is the request's id, which ends in its place.
+            Aim::Job { .. } => {
+                let (id, slot) = message.subject.rsplit_once('-')?;
+                id.contains(&self.id).then(|| slot.parse().ok()).flatten()
+            }
+        }
+    }
+
     /// Takes an answer; returns the place that it frees, where it is the last message of one.
     fn take(&mut self, message: &Inbound, now: Instant) -> Option<usize> {
-        let slot: usize = message.subject.strip_prefix(self.inbox.as_str())?.parse().ok()?;
+        let slot = self.slot(message)?;
         let sent = *self.sent.get(slot)?;
         if let Some(problem) = problem_of(message) {
             self.failed += 1;
@@ -289,7 +309,7 @@ impl<'g> Run<'g> {
         self.failed_in_a_row = 0;
         if self.counting_since.is_some() && self.ended.is_none() {
             self.answered += 1;
-            if let Aim::Router { .. } | Aim::Decide { .. } = self.aim {
+            if let Aim::Router { .. } | Aim::Decide { .. } | Aim::Job { .. } = self.aim {
                 let decision = message.headers.find(header::DECISION).unwrap_or_default();
                 self.pinned += u64::from(decision.starts_with(PINNED));
             }
@@ -335,7 +355,7 @@ impl<'g> Run<'g> {
         let serial = self.serial;
         self.serial += 1;
         let mut headers = Headers::new();
-        headers.set(header::REQUEST_ID, &format!("{}-{serial}", self.id));
+        headers.set(header::REQUEST_ID, &format!("{}-{serial}-{slot}", self.id));
         let inbox = format!("{}{slot}", self.inbox);
         let (subject, reply, body) = match self.aim {
             Aim::Worker { subject, worker, rank } => {
@@ -361,6 +381,10 @@ impl<'g> Run<'g> {
                 let size = self.generator.bodies.of(serial, Turn::Late).len();
                 headers.set(header::BODY_SIZE, &size.to_string());
                 (subject, Some(inbox.into()), bytes::Bytes::new())
+            }
+            Aim::Job { subject, sessions, .. } => {
+                headers.set(header::SESSION_ID, &format!("bench-{}", serial % sessions));
+                (subject, None, self.generator.bodies.of(serial, Turn::Late))
             }
         };
         self.sent[slot] = Instant::now();

@@ -49,6 +49,8 @@ pub struct Options {
     pub decides: Decides,
     /// Whether first turns are measured too, each of a session of its own.
     pub firsts: Firsts,
+    /// Whether durable jobs are measured too.
+    pub jobs: JobsToo,
     /// How many routers a cluster of our own has.
     pub routers: usize,
     /// What is measured: a cluster that runs, or one of our own.
@@ -82,6 +84,15 @@ pub enum Firsts {
     Too,
 }
 
+/// Whether durable jobs are measured (protocol section 6.2).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum JobsToo {
+    /// They are not.
+    No,
+    /// In turns with the other ways.
+    Yes,
+}
+
 /// What tells the router the session of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum SessionsFrom {
@@ -108,6 +119,8 @@ pub enum Way {
     Stored,
     /// Through the router, each the first turn of a session that a header names: it is pinned before it is sent on.
     First,
+    /// As a durable job, with pinned sessions that a header names.
+    Job,
 }
 
 impl Way {
@@ -129,6 +142,10 @@ impl Way {
             Firsts::No => {}
             Firsts::Too => ways.extend([Self::Stored, Self::First]),
         }
+        match options.jobs {
+            JobsToo::No => {}
+            JobsToo::Yes => ways.push(Self::Job),
+        }
         ways
     }
 
@@ -142,6 +159,7 @@ impl Way {
             Self::Decided => "router decides",
             Self::Stored => "storing forwarder",
             Self::First => "router, first turns",
+            Self::Job => "durable jobs",
         }
     }
 }

@@ -42,6 +42,8 @@ pub struct Level {
     pub decided_of_routed: Option<f64>,
     /// Throughput of first turns, as a share of that of a forwarder that stores a value for each, where it was measured.
     pub first_of_stored: Option<f64>,
+    /// Throughput of durable jobs, as a share of that of requests through the router, where it was measured.
+    pub jobs_of_routed: Option<f64>,
 }
 
 /// Medians of one way.
@@ -83,6 +85,7 @@ impl Level {
             forwarder_of_direct: ratio(Way::Forwarded, Way::Direct),
             decided_of_routed: ways.contains(&Way::Decided).then(|| ratio(Way::Decided, Way::Routed)),
             first_of_stored: ways.contains(&Way::First).then(|| ratio(Way::First, Way::Stored)),
+            jobs_of_routed: ways.contains(&Way::Job).then(|| ratio(Way::Job, Way::Routed)),
             text_of_named: ways.contains(&Way::Derived).then(|| ratio(Way::Derived, Way::Routed)),
         }
     }
@@ -114,7 +117,7 @@ impl Figures {
             cpu_us: cpu_us.collect(),
             pinned: match way {
                 Way::Direct | Way::Forwarded | Way::Stored => None,
-                Way::Routed | Way::Derived | Way::Decided | Way::First => Some(pinned()),
+                Way::Routed | Way::Derived | Way::Decided | Way::First | Way::Job => Some(pinned()),
             },
             failed: samples.iter().map(|s| s.failed).sum(),
             lost: samples.iter().map(|s| s.lost).sum(),
@@ -226,6 +229,10 @@ impl Report {
             let Some(ratio) = level.first_of_stored else { continue };
             text.push_str(&format!("{} in flight: first turns {ratio:.2} of storing forwarder\n", level.in_flight));
         }
+        for level in &self.levels {
+            let Some(ratio) = level.jobs_of_routed else { continue };
+            text.push_str(&format!("{} in flight: durable jobs {ratio:.2} of router\n", level.in_flight));
+        }
         text
     }
 
@@ -289,6 +296,7 @@ fn level_json(level: &Level) -> Value {
         "router_by_text_of_router": level.text_of_named,
         "router_decides_of_router": level.decided_of_routed,
         "first_turns_of_storing_forwarder": level.first_of_stored,
+        "durable_jobs_of_router": level.jobs_of_routed,
     })
 }
 

@@ -7,7 +7,7 @@ use anyhow::Context as _;
 use indicatif::{ProgressBar, ProgressStyle};
 
 use super::connection::{Connection, Login};
-use crate::bench::{self, Accepts, Decides, Firsts, Options, Running, SessionsFrom};
+use crate::bench::{self, Accepts, Decides, Firsts, JobsToo, Options, Running, SessionsFrom};
 use crate::core::id::{DpRank, Model, Namespace, WorkerId};
 use crate::nats::access::Urls;
 
@@ -37,6 +37,9 @@ use crate::nats::access::Urls;
 ///   storing forwarder and router, first turns (with --first-turns): the forwarder stores a value in a
 ///     JetStream bucket for each request before it publishes it again, which is the least that a router
 ///     can do with a session that nobody has seen: it pins it first. 5 and 7 messages.
+///
+///   durable jobs (with --jobs): each is stored in the stream of jobs, pulled by the router, answered into the
+///     stream of results, and acknowledged.
 ///
 /// With --nats-url it measures a cluster that runs, and starts only the null forwarder.
 #[derive(Debug, clap::Args)]
@@ -88,6 +91,10 @@ pub struct Args {
     #[arg(long, conflicts_with = "nats_url")]
     first_turns: bool,
 
+    /// Measure durable jobs too
+    #[arg(long, conflicts_with = "nats_url")]
+    jobs: bool,
+
     /// Routers of the cluster that is started
     #[arg(long, value_name = "N", default_value = "1", value_parser = positive, conflicts_with = "nats_url")]
     routers: usize,
@@ -128,6 +135,7 @@ Examples:
   rankpin bench --parts 100
   rankpin bench --decide --payload 65536
   rankpin bench --first-turns --routers 3
+  rankpin bench --jobs --in-flight 64
   rankpin bench --nats-url nats://127.0.0.1:4222 --model m --worker w1 --rank 4
 
 Build with --release before you believe a number.";
@@ -181,6 +189,7 @@ impl Args {
             parts: self.parts,
             decides: if self.decide { Decides::Too } else { Decides::No },
             firsts: if self.first_turns { Firsts::Too } else { Firsts::No },
+            jobs: if self.jobs { JobsToo::Yes } else { JobsToo::No },
             routers: self.routers,
             running,
         })

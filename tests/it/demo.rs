@@ -137,6 +137,18 @@ async fn sessions_from_the_text_are_measured_beside_named_ones() {
 }
 
 #[tokio::test]
+async fn durable_jobs_are_measured() {
+    let dir = directory();
+    let args = "bench --json --jobs --in-flight 4 --duration 200ms --warmup 0s --rounds 1 --sessions 20";
+    let level = &measured(args, &dir).await["levels"][0];
+    assert!(level["durable_jobs_of_router"].as_f64().is_some_and(|ratio| ratio > 0.0), "{level}");
+    let jobs = &level["ways"]["durable_jobs"];
+    assert_eq!((jobs["failed"].as_u64(), jobs["lost"].as_u64()), (Some(0), Some(0)), "{jobs}");
+    assert_eq!(jobs["pinned_share"].as_f64(), Some(1.0), "a job has its session's pin");
+    nothing_is_left(&dir);
+}
+
+#[tokio::test]
 async fn first_turns_are_measured_beside_a_forwarder_that_stores_and_by_several_routers() {
     let dir = directory();
     let args =
