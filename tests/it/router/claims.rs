@@ -3,10 +3,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use async_nats::{Message, Subscriber};
+use futures_util::StreamExt as _;
 use futures_util::future::join_all;
+use rankpin::core::hash::PinKey;
 
 use super::sessions_hashing_to;
-use crate::support::{Ask, Behaviour, Cluster, Worker};
+use crate::support::server::Options;
+use crate::support::{Ask, Behaviour, Cluster, NatsServer, PATIENCE, Worker};
 
 async fn three_workers(cluster: &Cluster) -> Vec<Worker> {
     let mut workers = Vec::new();
@@ -161,4 +165,81 @@ async fn a_failed_request_never_touches_a_pin_that_was_there() {
     }
     worker.behave(Behaviour::Answer);
     assert_eq!(cluster.turn(&session).await.told(), "w/1 pinned");
+}
+
+/// A cluster whose server brings what is written under the key of session `s` to the test, which answers in the bucket's place.
+async fn bucket_in_hand() -> (Cluster, Subscriber) {
+    let key = PinKey::of("", "m", "s");
+    let config = format!("mappings: {{ \"$KV.rankpin_pins.{key}\": \"hand\" }}\n");
+    let cluster = Cluster::on(NatsServer::start_with(Options { config, ..Options::default() }), 1, &[]).await;
+    let hand = cluster.subscribe("hand").await;
+    (cluster, hand)
+}
+
+async fn next_write(hand: &mut Subscriber) -> Message {
+    tokio::time::timeout(PATIENCE, hand.next()).await.expect("something is written").expect("the subscription stands")
+}
+
+async fn answer_write(cluster: &Cluster, write: &Message, answer: &str) {
+    let reply = write.reply.clone().expect("whoever writes wants an answer");
+    cluster.client.publish(reply, answer.to_owned().into()).await.expect("is published");
+}
+
+fn expected(write: &Message) -> &str {
+    let headers = write.headers.as_ref().expect("a compare-and-set");
+    headers.get("Nats-Expected-Last-Subject-Sequence").expect("a compare-and-set").as_str()
+}
+
+#[tokio::test]
+async fn a_request_that_is_cancelled_while_its_pin_is_put_gives_it_back() {
+    let (cluster, mut hand) = bucket_in_hand().await;
+    let worker = cluster.worker("w").ranks(0, 2).start().await;
+    let sent = cluster.send(Ask::new().session("s").id("r")).await;
+    let claim = next_write(&mut hand).await;
+    assert_eq!(expected(&claim), "0");
+    cluster.cancel("r").await;
+    cluster.subscribe("settled").await;
+    answer_write(&cluster, &claim, r#"{"stream":"KV_rankpin_pins","seq":7}"#).await;
+    let given_back = next_write(&mut hand).await;
+    assert_eq!(expected(&given_back), "7");
+    let operation = given_back.headers.as_ref().and_then(|headers| headers.get("KV-Operation"));
+    assert_eq!(operation.map(|value| value.as_str()), Some("DEL"));
+    answer_write(&cluster, &given_back, r#"{"stream":"KV_rankpin_pins","seq":8}"#).await;
+    assert_eq!(sent.end().await.at(), "499 cancelled");
+    assert_eq!(worker.count(), 0);
+    cluster.routers[0].reaches("requests_in_flight", 0.0).await;
+}
+
+#[tokio::test]
+async fn a_bucket_that_does_not_answer_to_a_claim_is_left_aside_and_its_late_answer_too() {
+    let (cluster, mut hand) = bucket_in_hand().await;
+    let _w = cluster.worker("w").ranks(0, 2).start().await;
+    let sent = cluster.send(Ask::new().session("s")).await;
+    let claim = next_write(&mut hand).await;
+    let told = sent.end().await.told();
+    assert!(told.ends_with(" placed,bucket-unreachable"), "{told}");
+    answer_write(&cluster, &claim, r#"{"stream":"KV_rankpin_pins","seq":7}"#).await;
+    assert_eq!(cluster.turn("other").await.decision(), "placed");
+    assert_eq!(cluster.turn("other").await.decision(), "pinned");
+    cluster.routers[0].reaches("requests_in_flight", 0.0).await;
+    cluster.routers[0].reaches("malformed_total", 0.0).await;
+}
+
+#[tokio::test]
+async fn what_is_no_answer_to_a_claim_is_none() {
+    let (cluster, mut hand) = bucket_in_hand().await;
+    let worker = cluster.worker("w").ranks(0, 2).start().await;
+    let answers = ["", "{}", r#"{"seq":-1}"#, r#"{"error":{"code":503,"err_code":10077,"description":"full"}}"#];
+    for (n, answer) in answers.into_iter().enumerate() {
+        let sent = cluster.send(Ask::new().session("s")).await;
+        // As often as a pin is contested.
+        for _ in 0..3 {
+            let claim = next_write(&mut hand).await;
+            answer_write(&cluster, &claim, answer).await;
+        }
+        let told = sent.end().await.told();
+        assert!(told.ends_with(" placed,bucket-unreachable"), "{answer}: {told}");
+        assert_eq!(worker.count(), n + 1);
+    }
+    cluster.routers[0].reaches("requests_in_flight", 0.0).await;
 }
