@@ -37,7 +37,7 @@ const MODEL_ELSEWHERE: &str =
 
 /// Takes a message in. `Err` is the answer to a request that can't be taken, with the id it is answered under;
 /// `Ok(None)` a message that must not be answered.
-pub fn admit(router: &Arc<Router>, message: Message) -> Result<Option<Request>, Refused> {
+pub fn admit(router: &Arc<Router>, message: Message) -> Result<Option<Box<Request>>, Refused> {
     let now = Instant::now();
     let read = message.headers().map(|headers| (Known::read(headers.iter()), headers));
     let answers = match Answers::read(router, &message, read.as_ref().ok().map(|(known, headers)| (known, *headers))) {
@@ -294,7 +294,7 @@ pub(super) fn take(
     (checked, answers): (Checked, Answers),
     job: Option<JobPart>,
     now: Instant,
-) -> Result<Request, Refused> {
+) -> Result<Box<Request>, Refused> {
     let priority = match job {
         Some(_) => Priority::Job(checked.head.priority),
         None => Priority::Request(checked.head.priority),
@@ -324,7 +324,7 @@ pub(super) fn take(
     let timeout = head.timeout_ms.map_or(router.config.request_timeout, |ms| Duration::from_millis(ms.into()));
     router.metrics.admitted.inc();
     let source = router.metrics.session_from(&source);
-    Ok(Request {
+    Ok(Box::new(Request {
         router: Arc::clone(router),
         seq,
         id,
@@ -355,5 +355,5 @@ pub(super) fn take(
         cancelled: false,
         source,
         span: Span::default(),
-    })
+    }))
 }

@@ -241,7 +241,7 @@ impl Router {
         match at_once {
             AtOnce::Nothing => {}
             AtOnce::Accepted(resting) => passing::accepted(resting),
-            AtOnce::Finished(resting, finished) => passing::finished(resting, &finished),
+            AtOnce::Finished(resting, finished) => passing::finished(*resting, &finished),
         }
         None
     }

@@ -160,8 +160,8 @@ enum Mailbox {
 
 /// A request that was sent, and has no task: most end without ever having had one.
 pub struct Resting {
-    /// The request.
-    pub request: Request,
+    /// The request. It is large, and stays where it was made.
+    pub request: Box<Request>,
     /// How far it has come.
     pub stage: Stage,
 }

@@ -30,7 +30,7 @@ pub fn take(router: &Arc<Router>, message: Message) {
     }
 }
 
-fn begin(mut request: Request) {
+fn begin(mut request: Box<Request>) {
     match request.place_in_passing() {
         Ok(stage) => rest_or_start(Box::new(Resting { request, stage })),
         Err(error) => request.fail_at_once(&error),
@@ -75,16 +75,16 @@ pub fn accepted(mut resting: Box<Resting>) {
 }
 
 /// The worker of a request at rest is done.
-pub fn finished(mut resting: Box<Resting>, finished: &Finished) {
-    let Resting { request, stage } = &mut *resting;
+pub fn finished(resting: Resting, finished: &Finished) {
+    let Resting { mut request, stage } = resting;
     match stage {
         Stage::Placing(_) | Stage::Claiming(_) | Stage::Placed(_) => {}
         // A worker may leave `accepted` out where `finished` follows at once.
         Stage::Sent(decision, _) => {
-            request.settle(decision);
-            request.keep_response(decision, finished);
+            request.settle(&decision);
+            request.keep_response(&decision, finished);
         }
-        Stage::Accepted(decision) => request.keep_response(decision, finished),
+        Stage::Accepted(decision) => request.keep_response(&decision, finished),
     }
     request.router.metrics.finished_tokens(finished);
     request.router.metrics.requests.finished(&request.ask.model, finished);

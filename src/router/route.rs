@@ -121,7 +121,7 @@ pub fn start(resting: Resting, mail: UnboundedReceiver<Mail>) {
 }
 
 /// Serves a request to its end; an error is what its frontend is told.
-async fn serve(mut request: Request, stage: Stage) {
+async fn serve(mut request: Box<Request>, stage: Stage) {
     let outcome = request.run(stage).await;
     match outcome {
         Ok(finished) => {

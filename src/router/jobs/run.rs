@@ -75,7 +75,7 @@ async fn serve(router: &Arc<Router>, jobs: &Arc<Jobs>, message: Message, deliver
 }
 
 /// A job is admitted as a request is; only its subject is another.
-async fn admit(router: &Arc<Router>, message: Message, job: &Job<'_>) -> Result<Request, RouteError> {
+async fn admit(router: &Arc<Router>, message: Message, job: &Job<'_>) -> Result<Box<Request>, RouteError> {
     let (router, id) = (Arc::clone(router), job.id.clone());
     let part = JobPart::new(job.tried, job.delivery.delivered);
     let large = message.size() >= LARGE;
@@ -102,7 +102,7 @@ async fn admit(router: &Arc<Router>, message: Message, job: &Job<'_>) -> Result<
 }
 
 /// Lets a job go the way of a request, and settles how it ended.
-async fn follow(mut request: Request, job: &Job<'_>) {
+async fn follow(mut request: Box<Request>, job: &Job<'_>) {
     let seq = request.seq();
     request.mail = Some(job.router.state().live.give_task(seq));
     let outcome = {

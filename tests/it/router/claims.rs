@@ -203,7 +203,7 @@ async fn a_request_that_is_cancelled_while_its_pin_is_put_gives_it_back() {
     let given_back = next_write(&mut hand).await;
     assert_eq!(expected(&given_back), "7");
     let operation = given_back.headers.as_ref().and_then(|headers| headers.get("KV-Operation"));
-    assert_eq!(operation.map(|value| value.as_str()), Some("DEL"));
+    assert_eq!(operation.map(async_nats::HeaderValue::as_str), Some("DEL"));
     answer_write(&cluster, &given_back, r#"{"stream":"KV_rankpin_pins","seq":8}"#).await;
     assert_eq!(sent.end().await.at(), "499 cancelled");
     assert_eq!(worker.count(), 0);
