@@ -31,15 +31,16 @@ FROM rust:1-bookworm AS build
 WORKDIR /src
 # Cargo features, with commas between: otel for traces.
 ARG FEATURES=
-# Dependencies first, by an empty crate of the same name: they are compiled anew only when the lock file changes.
+# Dependencies first, by an empty crate of the same name: they are compiled anew only when the lock file changes. Cargo wants
+# to see every target that Cargo.toml names, and compiles none but the binary.
 COPY Cargo.toml Cargo.lock ./
-RUN mkdir -p src benches \
-    && touch src/lib.rs benches/body.rs benches/decide.rs \
+COPY benches benches
+RUN mkdir -p src \
+    && touch src/lib.rs \
     && echo 'fn main() {}' > src/main.rs \
     && cargo build --release --locked --bin rankpin --features "$FEATURES" \
-    && rm -rf src benches
+    && rm -rf src
 COPY src src
-COPY benches benches
 COPY examples examples
 # What was copied may be older than what the empty crate has left, and would be taken for built.
 RUN touch src/lib.rs src/main.rs \

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 const ROOT: &str = env!("CARGO_MANIFEST_DIR");
 
@@ -50,6 +51,32 @@ fn the_image_is_built_from_everything_that_the_sources_include() {
         assert!(copied.contains(top.as_str()), "Dockerfile: the sources need {top}, and no COPY brings it");
         assert!(ignore.lines().any(|line| line == format!("!{top}")), ".dockerignore keeps {top} out");
     }
+}
+
+/// The stage that compiles begins with the dependencies alone. What cargo wants to see for that has to be there: every target
+/// that Cargo.toml names.
+#[test]
+fn the_dependencies_of_the_image_can_be_built_before_the_sources_are_there() {
+    let dockerfile = read("Dockerfile");
+    let stage = dockerfile.split(" AS build\n").nth(1).expect("a stage that compiles");
+    let begins = stage.lines().take_while(|line| !line.starts_with("RUN "));
+    let dir = tempfile::tempdir().expect("a temp directory");
+    for line in begins.filter_map(|line| line.strip_prefix("COPY ")) {
+        for name in line.split(' ').filter(|name| *name != "./") {
+            let status = Command::new("cp").args(["-r", &format!("{ROOT}/{name}")]).arg(dir.path()).status();
+            assert!(status.expect("cp runs").success(), "{line}");
+        }
+    }
+    let run = stage.split("RUN ").nth(1).expect("a command").split("cargo build").next().expect("what comes before");
+    let before = run.replace("\\\n", " ");
+    let before = before.trim().trim_end_matches("&&");
+    let status = Command::new("sh").args(["-ec", before]).current_dir(dir.path()).status();
+    assert!(status.expect("sh runs").success(), "{before}");
+    // Its manifest is read as for the build; then it is told that there is no such binary.
+    let build = ["build", "--release", "--locked", "--offline", "--bin", "no-such-binary"];
+    let told = Command::new(env!("CARGO")).args(build).current_dir(dir.path()).output().expect("cargo runs");
+    let told = String::from_utf8_lossy(&told.stderr);
+    assert!(told.contains("no bin target named `no-such-binary`"), "{told}");
 }
 
 /// Tests, compose and Kubernetes run one version of NATS.
