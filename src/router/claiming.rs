@@ -3,24 +3,24 @@
 
 use std::time::Instant;
 
-use bytes::Bytes;
 use tokio::sync::OwnedSemaphorePermit;
 
 use super::inbox;
 use super::live::Mail;
-use super::pinning::Pinned;
+use super::pinning::{NewPin, Pinned};
 use super::route::{Request, note};
 use super::state::Keys;
 use crate::core::decide::Decision;
 use crate::core::error::RouteError;
 use crate::core::hash::PinKey;
+use crate::core::pins::Pin;
 use crate::nats::bucket::{BUCKET_TIMEOUT, CasError};
 
 /// A pin that is being put.
 pub struct Claiming {
     pub(super) decision: Decision,
     key: PinKey,
-    value: Bytes,
+    pin: Pin,
     /// Until when the bucket may take to answer; beyond, it is unreachable.
     pub(super) until: Instant,
     /// Its answer, where that has come.
@@ -30,23 +30,23 @@ pub struct Claiming {
 
 impl Request {
     /// Asks the bucket to put a pin, where that takes no waiting. `Err`: it does, or the pin is another than was thought.
-    pub(super) fn begin_claim(&mut self, decision: Decision, value: Bytes) -> Result<Box<Claiming>, Decision> {
+    pub(super) fn begin_claim(&mut self, decision: Decision, new: NewPin) -> Result<Box<Claiming>, Decision> {
         let Keys::Named(key) = self.keys else { return Err(decision) };
         let bucket = &self.router.pins.of(self.partition).bucket;
         let (Some(place), Some(claim)) = (bucket.place(), self.router.claim(key)) else { return Err(decision) };
         let expected = self.basis.revision;
         let reply = inbox::of_claim(&self.router.inbox, self.seq);
-        if self.revision(key) != expected || bucket.send(&key.to_string(), &value, expected, &reply).is_err() {
+        if self.revision(key) != expected || bucket.send(&key.to_string(), &new.value, expected, &reply).is_err() {
             return Err(decision);
         }
         self.claim = Some(claim);
         let until = Instant::now() + BUCKET_TIMEOUT;
-        Ok(Box::new(Claiming { decision, key, value, until, answer: None, _place: place }))
+        Ok(Box::new(Claiming { decision, key, pin: new.pin, until, answer: None, _place: place }))
     }
 
     /// The bucket has put the pin of a request at rest.
     pub(super) fn claim_stands(&mut self, claiming: Claiming, revision: u64) -> Decision {
-        self.pin_stands(claiming.key, &claiming.decision, &claiming.value, revision);
+        self.pin_stands(claiming.key, &claiming.decision, claiming.pin, revision);
         claiming.decision
     }
 
@@ -56,10 +56,10 @@ impl Request {
             Some(answer) => (answer, Vec::new()),
             None => self.next_answer(claiming.until).await,
         };
-        let Claiming { decision, key, value, .. } = claiming;
+        let Claiming { decision, key, pin, .. } = claiming;
         let pinned = match answer {
             Ok(revision) => {
-                self.pin_stands(key, &decision, &value, revision);
+                self.pin_stands(key, &decision, pin, revision);
                 Pinned::Yes
             }
             Err(error) => self.pin_fails(key, &decision, error).await,

@@ -107,10 +107,10 @@ impl Request {
         let Asked::Decided(decision, basis) = &asked else { return Ok(Stage::Placing(Some(asked))) };
         self.basis = *basis;
         self.continued = self.find_continued();
-        let value = self.value_before_dispatch(decision);
+        let new = self.pin_to_put(decision);
         let Asked::Decided(decision, basis) = asked else { return Ok(Stage::Placing(Some(asked))) };
-        let Some(value) = value else { return self.send_in_passing(decision) };
-        Ok(match self.begin_claim(decision, value) {
+        let Some(new) = new else { return self.send_in_passing(decision) };
+        Ok(match self.begin_claim(decision, new) {
             Ok(claiming) => Stage::Claiming(claiming),
             Err(decision) => Stage::Placing(Some(Asked::Decided(decision, basis))),
         })

@@ -70,6 +70,12 @@ impl Claimed {
     }
 }
 
+/// A pin that is to be put: as the bucket has it, and as the mirror does.
+pub struct NewPin {
+    pub(super) value: Bytes,
+    pub(super) pin: Pin,
+}
+
 /// Whether the pin stands, so that the request may be sent.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Pinned {
@@ -292,10 +298,10 @@ impl Request {
     }
 
     /// What has to be put before the dispatch: a claim, or once per key the value that another router has put lately.
-    pub(super) fn value_before_dispatch(&self, decision: &Decision) -> Option<Bytes> {
+    pub(super) fn pin_to_put(&self, decision: &Decision) -> Option<NewPin> {
         let key = self.keys.named().filter(|_| self.claims())?;
         match decision.pin {
-            PinStep::Claim | PinStep::Complete => Some(self.value(&decision.placement)),
+            PinStep::Claim | PinStep::Complete => Some(self.new_pin(&decision.placement)),
             PinStep::AfterAccept => None,
             PinStep::None => {
                 self.owe_pin(key, decision);
@@ -312,7 +318,7 @@ impl Request {
                     let entry = mirror.get(key, Instant::now()).filter(|entry| !entry.ours)?;
                     entry.pin.as_ref()?.placement.clone()
                 };
-                Some(self.value(&foreign))
+                Some(self.new_pin(&foreign))
             }
         }
     }
@@ -322,7 +328,7 @@ impl Request {
     }
 
     /// Makes or confirms the pin before the dispatch, while no other request of this router may.
-    pub(super) async fn pin_before_dispatch(&mut self, decision: &Decision, value: Bytes) -> Pinned {
+    pub(super) async fn pin_before_dispatch(&mut self, decision: &Decision, new: NewPin) -> Pinned {
         let revision = self.basis.revision;
         let Keys::Named(key) = self.keys else { return Pinned::Yes };
         if self.claim.is_none() {
@@ -337,13 +343,9 @@ impl Request {
             }
         }
         let expected = self.claimed.map_or(revision, |claimed| claimed.revision);
-        self.put_before_dispatch(key, decision, value, expected).await
-    }
-
-    async fn put_before_dispatch(&mut self, key: PinKey, decision: &Decision, value: Bytes, expected: u64) -> Pinned {
-        match self.store().bucket.put_at(&key.to_string(), value.clone(), expected).await {
+        match self.store().bucket.put_at(&key.to_string(), new.value, expected).await {
             Ok(revision) => {
-                self.pin_stands(key, decision, &value, revision);
+                self.pin_stands(key, decision, new.pin, revision);
                 Pinned::Yes
             }
             Err(error) => self.pin_fails(key, decision, error).await,
@@ -351,9 +353,9 @@ impl Request {
     }
 
     /// The pin is put.
-    pub(super) fn pin_stands(&mut self, key: PinKey, decision: &Decision, value: &[u8], revision: u64) {
+    pub(super) fn pin_stands(&mut self, key: PinKey, decision: &Decision, pin: Pin, revision: u64) {
         self.router.metrics.pin_written(decision.pin);
-        self.router.remember((self.partition, key), revision, value, true);
+        self.router.state().mirrors.of_mut(self.partition).handle_own(key, revision, Some(pin), Instant::now());
         if decision.pin == PinStep::Claim {
             self.claimed = Some(Claimed { key, revision, since: Instant::now(), settled: false });
         } else {
@@ -401,6 +403,13 @@ impl Request {
 
     fn value(&self, placement: &Placement) -> Bytes {
         self.pin_value(placement).encode().into()
+    }
+
+    fn new_pin(&self, placement: &Placement) -> NewPin {
+        let value = self.pin_value(placement);
+        let pool = value.pool.as_deref().and_then(|pool| Pool::new(pool).ok());
+        let pin = Pin::new(placement.clone(), value.origin.into()).with(None, pool);
+        NewPin { value: value.encode().into(), pin }
     }
 
     fn pin_value(&self, placement: &Placement) -> PinValue {

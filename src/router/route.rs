@@ -211,8 +211,8 @@ impl Request {
             let Some((decision, basis)) = self.wait_for(answer).await? else { continue };
             self.basis = basis;
             self.continued = self.find_continued();
-            let Some(value) = self.value_before_dispatch(&decision) else { return Ok(decision) };
-            match Box::pin(self.pin_before_dispatch(&decision, value)).await {
+            let Some(new) = self.pin_to_put(&decision) else { return Ok(decision) };
+            match Box::pin(self.pin_before_dispatch(&decision, new)).await {
                 Pinned::Yes => return Ok(decision),
                 Pinned::AskAgain => self.leave()?,
             }

@@ -59,6 +59,15 @@ pub enum OriginName {
     Derived,
 }
 
+impl From<OriginName> for Origin {
+    fn from(name: OriginName) -> Self {
+        match name {
+            OriginName::Named => Self::Named,
+            OriginName::Derived => Self::Derived,
+        }
+    }
+}
+
 /// A pin that was read and fits its key.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ReadPin {
@@ -131,10 +140,7 @@ impl PinValue {
                 worker: WorkerId::new(&read.worker).map_err(|e| format!("field worker: {e}"))?,
                 rank: read.dp_rank.map(DpRank),
             },
-            origin: match read.origin {
-                OriginName::Named => Origin::Named,
-                OriginName::Derived => Origin::Derived,
-            },
+            origin: read.origin.into(),
             root: read.root.map(Into::into),
             shared: read.shared,
             // One that can be none says nothing; the pin is good without it.
