@@ -35,7 +35,7 @@ impl Request {
         let bucket = &self.router.pins.of(self.partition).bucket;
         let (Some(place), Some(claim)) = (bucket.place(), self.router.claim(key)) else { return Err(decision) };
         let expected = self.basis.revision;
-        let reply = inbox::of_claim(&self.router.inbox, self.seq);
+        let reply = inbox::of_claim(&self.router.inbox, self.seq, self.router.pins.token(self.seq));
         if self.revision(key) != expected || bucket.send(&key.to_string(), &new.value, expected, &reply).is_err() {
             return Err(decision);
         }

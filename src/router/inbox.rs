@@ -20,8 +20,8 @@ enum About {
     Rank(Seq, u32),
     /// The question to that frontend whether it has.
     Question(Seq, u32),
-    /// The pin of a request.
-    Claim(Seq),
+    /// The pin of a request, with what only the bucket knows.
+    Claim(Seq, u64),
 }
 
 /// What is done at once for a request at rest, once the lock is free.
@@ -71,8 +71,8 @@ pub fn of_writes(inbox: &str) -> String {
 }
 
 /// Subject of a router's inbox on which the bucket answers that the pin of a request is put.
-pub fn of_claim(inbox: &str, seq: Seq) -> String {
-    format!("{inbox}c{seq:x}")
+pub fn of_claim(inbox: &str, seq: Seq, token: u64) -> String {
+    format!("{inbox}c{seq:x}-{token:x}")
 }
 
 /// Subscribes to this router's inbox.
@@ -120,11 +120,11 @@ impl Router {
 
     fn about(&self, subject: &str) -> Option<About> {
         let token = subject.strip_prefix(self.inbox.as_str())?;
-        let seq = |number| u64::from_str_radix(number, 16).ok();
-        if let Some(number) = token.strip_prefix('c') {
-            return Some(About::Claim(seq(number)?));
-        }
         let (number, count) = token.split_once('-')?;
+        let seq = |number| u64::from_str_radix(number, 16).ok();
+        if let Some(number) = number.strip_prefix('c') {
+            return Some(About::Claim(seq(number)?, seq(count)?));
+        }
         let count = count.parse().ok()?;
         if let Some(index) = number.strip_prefix('p') {
             let index = u32::from_str_radix(index, 16).ok()?;
@@ -156,8 +156,12 @@ impl Router {
                 self.hear_of_frontend(seq, attempt, &message);
                 None
             }
-            Some(About::Claim(seq)) => {
-                self.hear_of_claim(seq, &message);
+            Some(About::Claim(seq, token)) => {
+                if token == self.pins.token(seq) {
+                    self.hear_of_claim(seq, &message);
+                } else {
+                    self.metrics.malformed("inbox");
+                }
                 None
             }
             None => {

@@ -9,6 +9,7 @@ use bytes::Bytes;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
+use super::live::Seq;
 use super::route::Request;
 use super::state::{Keys, Router};
 use crate::core::decide::{Decision, PinStep};
@@ -91,6 +92,11 @@ impl PinStores {
         let writes = Arc::new(writes);
         let store = |bucket: Bucket| PinStore::new(bucket.written_over(&writes));
         Self { all: buckets.into_iter().map(store).collect(), writes }
+    }
+
+    /// What only the bucket knows of the answer to the claim of a request.
+    pub fn token(&self, seq: Seq) -> u64 {
+        self.writes.token(seq)
     }
 
     /// Takes the answer to a write. Whether the message is one.
