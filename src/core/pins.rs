@@ -173,6 +173,30 @@ impl Mirror {
         self.put(key, revision, pin, stored, false);
     }
 
+    /// The stream's leader says what stands under a key, asked when `known` was the revision here. Where nothing has come since,
+    /// its word counts whatever its revision: a stream that has lost its end, as a restored one has, begins again below.
+    pub fn handle_leaders_word(
+        &mut self,
+        key: PinKey,
+        known: u64,
+        (revision, pin): (u64, Option<Pin>),
+        stored: Instant,
+    ) {
+        let differs = |entry: &Entry| {
+            entry.revision == known
+                && (known > revision || (known == revision && placement(entry.pin.as_ref()) != placement(pin.as_ref())))
+        };
+        if self.shard(key).get(&key).is_some_and(differs) {
+            self.forget(key);
+        }
+        self.handle_value(key, revision, pin, stored);
+    }
+
+    /// The revision known of a key, however old; 0 where none is.
+    pub fn known(&self, key: PinKey) -> u64 {
+        self.shard(key).get(&key).map_or(0, |entry| entry.revision)
+    }
+
     /// This router stored a value, or put it again.
     pub fn handle_own(&mut self, key: PinKey, revision: u64, pin: Option<Pin>, now: Instant) {
         self.put(key, revision, pin, now, true);
@@ -347,6 +371,32 @@ mod tests {
 
     fn worker(mirror: &Mirror, session: &str, now: Instant) -> Option<String> {
         Some(mirror.get(key(session), now)?.pin.as_ref()?.placement.worker.to_string())
+    }
+
+    #[test]
+    fn the_leaders_word_counts_unless_something_has_come_since() {
+        let now = start();
+        let mut mirror = Mirror::new(TTL, now);
+        mirror.handle_own(key("s"), 9, pin("a"), now);
+        mirror.handle_leaders_word(key("s"), 9, (5, pin("b")), now);
+        assert_eq!(
+            (worker(&mirror, "s", now).as_deref(), mirror.known(key("s"))),
+            (Some("b"), 5),
+            "the stream lost its end"
+        );
+        mirror.handle_value(key("s"), 6, pin("c"), now);
+        mirror.handle_leaders_word(key("s"), 5, (5, pin("b")), now);
+        assert_eq!((worker(&mirror, "s", now).as_deref(), mirror.known(key("s"))), (Some("c"), 6), "asked before");
+        mirror.foresee(key("s"), pin("d").expect("a pin"), now);
+        mirror.handle_leaders_word(key("s"), 6, (6, pin("c")), now);
+        assert_eq!(worker(&mirror, "s", now).as_deref(), Some("c"), "what was foreseen has not come");
+        mirror.handle_own(key("s"), 7, pin("c"), now);
+        mirror.handle_leaders_word(key("s"), 7, (7, pin("c")), now);
+        assert!(mirror.get(key("s"), now).expect("it is there").ours, "nothing has changed");
+        mirror.handle_leaders_word(key("s"), 7, (3, None), now);
+        assert_eq!((worker(&mirror, "s", now), mirror.known(key("s")), mirror.pins()), (None, 3, 0));
+        mirror.handle_leaders_word(key("t"), 0, (4, pin("a")), now);
+        assert_eq!((worker(&mirror, "t", now).as_deref(), mirror.pins()), (Some("a"), 1));
     }
 
     #[test]

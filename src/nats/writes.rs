@@ -2,11 +2,11 @@
 //! the thread that the request runs on. The client library would carry both to another thread and back.
 
 use std::collections::HashMap;
+use std::hash::{BuildHasher as _, RandomState};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use serde::Deserialize;
 use tokio::sync::oneshot;
-use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use super::bucket::CasError;
 use super::lane::{Lane, Lines, Message};
@@ -24,7 +24,7 @@ pub struct Writes {
     /// Prefix of the subjects that they are answered on; the lane has subscribed to them.
     inbox: String,
     /// Who may publish to the inbox, a worker, can't guess an answer's subject: it is made of this and told to the server alone.
-    secret: u64,
+    secret: RandomState,
     waiting: Mutex<Waiting>,
 }
 
@@ -68,12 +68,7 @@ impl Writes {
     /// Over a lane that is driven elsewhere, and that hands what comes on subjects that begin with `inbox` to
     /// [`Writes::hear`].
     pub fn new(lane: Lane, inbox: String) -> Self {
-        Self { lane, inbox, secret: uuid::Uuid::new_v4().as_u64_pair().0, waiting: Mutex::default() }
-    }
-
-    /// What only the bucket knows of the answer to a write of this number.
-    pub fn token(&self, number: u64) -> u64 {
-        xxh3_64_with_seed(&number.to_le_bytes(), self.secret)
+        Self { lane, inbox, secret: RandomState::new(), waiting: Mutex::default() }
     }
 
     /// Writes a value, or that there is none, if the key that is the subject is at sequence `expected`, and waits for the
@@ -83,7 +78,7 @@ impl Writes {
         let number = {
             let mut waiting = self.waiting();
             waiting.next += 1;
-            let number = self.token(waiting.next);
+            let number = self.secret.hash_one(waiting.next);
             waiting.answers.insert(number, answered);
             number
         };

@@ -5,7 +5,6 @@ use std::time::Instant;
 
 use tokio::sync::OwnedSemaphorePermit;
 
-use super::inbox;
 use super::live::Mail;
 use super::pinning::{NewPin, Pinned};
 use super::route::{Request, note};
@@ -35,7 +34,7 @@ impl Request {
         let bucket = &self.router.pins.of(self.partition).bucket;
         let (Some(place), Some(claim)) = (bucket.place(), self.router.claim(key)) else { return Err(decision) };
         let expected = self.basis.revision;
-        let reply = inbox::of_claim(&self.router.inbox, self.seq, self.router.pins.token(self.seq));
+        let reply = self.router.claim_inbox(self.seq);
         if self.revision(key) != expected || bucket.send(&key.to_string(), &new.value, expected, &reply).is_err() {
             return Err(decision);
         }

@@ -4,25 +4,12 @@ use std::time::Instant;
 
 use super::live::{At, Live, Mail, Once, Resting, Seq};
 use super::passing;
+use super::seal::Topic;
 use super::state::Router;
 use crate::core::fleet::WorkerSlot;
 use crate::core::id::{RequestId, WorkerId};
 use crate::nats::{Block, ConnectError, Message, NO_RESPONDERS, writes};
 use crate::wire::event::{Event, EventError, Finished};
-
-/// Whom a message on the inbox is about.
-enum About {
-    /// An attempt of a request.
-    Attempt(Seq, u32),
-    /// A probe of a worker.
-    Probe(WorkerSlot),
-    /// A probe of the rank to which a frontend sends the body.
-    Rank(Seq, u32),
-    /// The question to that frontend whether it has.
-    Question(Seq, u32),
-    /// The pin of a request, with what only the bucket knows.
-    Claim(Seq, u64),
-}
 
 /// What is done at once for a request at rest, once the lock is free.
 enum AtOnce {
@@ -70,11 +57,6 @@ pub fn of_writes(inbox: &str) -> String {
     format!("{inbox}b")
 }
 
-/// Subject of a router's inbox on which the bucket answers that the pin of a request is put.
-pub fn of_claim(inbox: &str, seq: Seq, token: u64) -> String {
-    format!("{inbox}c{seq:x}-{token:x}")
-}
-
 /// Subscribes to this router's inbox.
 pub async fn subscribe(router: &Router) -> Result<(), ConnectError> {
     router.dispatch.subscribe(INBOX, &format!("{}*", router.inbox), None);
@@ -94,83 +76,51 @@ pub fn take(router: &Router, message: Message) {
 impl Router {
     /// Subject of the inbox on which a worker answers an attempt of a request.
     pub(super) fn inbox_of(&self, seq: Seq, attempt: u32) -> String {
-        // Every request has one, so it is written without growing.
-        let mut subject = String::with_capacity(self.inbox.len() + 32);
-        for part in [&self.inbox, itoa::Buffer::new().format(seq), "-", itoa::Buffer::new().format(attempt)] {
-            subject.push_str(part);
-        }
-        subject
+        self.seal.subject(&self.inbox, Topic::Attempt, seq, attempt)
     }
 
     /// Subject of the inbox on which the server says that nobody listens at the rank of an attempt.
     pub(super) fn rank_inbox(&self, seq: Seq, attempt: u32) -> String {
-        format!("{}w{seq:x}-{attempt}", self.inbox)
+        self.seal.subject(&self.inbox, Topic::Rank, seq, attempt)
     }
 
     /// Subject of the inbox on which a frontend says whether it has sent the body.
     pub(super) fn question_inbox(&self, seq: Seq, attempt: u32) -> String {
-        format!("{}q{seq:x}-{attempt}", self.inbox)
+        self.seal.subject(&self.inbox, Topic::Question, seq, attempt)
+    }
+
+    /// Subject of the inbox on which the bucket answers that the pin of a request is put.
+    pub(super) fn claim_inbox(&self, seq: Seq) -> String {
+        self.seal.subject(&self.inbox, Topic::Claim, seq, 0)
     }
 
     /// Subject of the inbox on which a probe of this worker is answered by nobody but the server.
     pub(super) fn probe_inbox(&self, slot: WorkerSlot) -> String {
         let (index, generation) = slot.parts();
-        format!("{}p{index:x}-{generation}", self.inbox)
-    }
-
-    fn about(&self, subject: &str) -> Option<About> {
-        let token = subject.strip_prefix(self.inbox.as_str())?;
-        let (number, count) = token.split_once('-')?;
-        let seq = |number| u64::from_str_radix(number, 16).ok();
-        if let Some(number) = number.strip_prefix('c') {
-            return Some(About::Claim(seq(number)?, seq(count)?));
-        }
-        let count = count.parse().ok()?;
-        if let Some(index) = number.strip_prefix('p') {
-            let index = u32::from_str_radix(index, 16).ok()?;
-            return Some(About::Probe(WorkerSlot::from_parts(index, count)));
-        }
-        if let Some(number) = number.strip_prefix('w') {
-            return Some(About::Rank(seq(number)?, count));
-        }
-        if let Some(number) = number.strip_prefix('q') {
-            return Some(About::Question(seq(number)?, count));
-        }
-        Some(About::Attempt(number.parse().ok()?, count))
+        self.seal.subject(&self.inbox, Topic::Probe, index.into(), generation)
     }
 
     fn hear(&self, message: Message) -> Option<Late> {
-        match self.about(message.subject()) {
-            Some(About::Attempt(seq, attempt)) => self.hear_of_attempt(seq, attempt, message),
-            Some(About::Probe(slot)) => {
-                if message.status() == Some(NO_RESPONDERS) {
-                    self.probe_refused(slot);
+        let about = message.subject().strip_prefix(self.inbox.as_str()).and_then(|token| self.seal.read(token));
+        match about {
+            Some((Topic::Attempt, seq, attempt)) => return self.hear_of_attempt(seq, attempt, message),
+            Some((Topic::Probe, index, generation)) => {
+                if message.status() == Some(NO_RESPONDERS)
+                    && let Ok(index) = u32::try_from(index)
+                {
+                    self.probe_refused(WorkerSlot::from_parts(index, generation));
                 }
-                None
             }
-            Some(About::Rank(seq, attempt)) => {
-                self.hear_of_rank(seq, attempt, &message);
-                None
-            }
-            Some(About::Question(seq, attempt)) => {
-                self.hear_of_frontend(seq, attempt, &message);
-                None
-            }
-            Some(About::Claim(seq, token)) => {
-                if token == self.pins.token(seq) {
-                    self.hear_of_claim(seq, &message);
-                } else {
-                    self.metrics.malformed("inbox");
-                }
-                None
-            }
+            Some((Topic::Rank, seq, attempt)) => self.hear_of_rank(seq, attempt, &message),
+            Some((Topic::Question, seq, attempt)) => self.hear_of_frontend(seq, attempt, &message),
+            Some((Topic::Claim, seq, _)) => self.hear_of_claim(seq, &message),
             None => {
                 if !self.pins.hear(&message) && !self.hear_of_hand_over(&message) {
                     self.metrics.malformed("inbox");
                 }
-                None
             }
         }
+        None
     }
 
     fn hear_of_claim(&self, seq: Seq, message: &Message) {

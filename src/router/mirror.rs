@@ -227,9 +227,13 @@ impl<R: Reader> Follower<R> {
 
     /// Compares with the stream as it is. True where it is another stream than the one that is mirrored.
     fn look(&mut self, info: &BucketInfo) -> bool {
-        let anew = self.created.is_some_and(|created| created != info.created);
+        // A stream that has lost its end, as after a power cut or where it was restored, is none that is known either.
+        let anew = self.created.is_some_and(|created| created != info.created) || info.last_sequence < self.seen;
         if anew {
-            tracing::warn!("a bucket was made anew; its mirror begins anew too");
+            tracing::warn!(
+                bucket = self.bucket.name(),
+                "a bucket was made anew, or has lost its end; its mirror begins anew too"
+            );
             self.seen = 0;
             (self.due, self.floor) = (0, 0);
             self.set_complete(false);

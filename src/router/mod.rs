@@ -36,6 +36,7 @@ mod rarely;
 mod requests_metrics;
 mod route;
 mod run;
+mod seal;
 mod series;
 mod service;
 mod spans;

@@ -9,7 +9,6 @@ use bytes::Bytes;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
-use super::live::Seq;
 use super::route::Request;
 use super::state::{Keys, Router};
 use crate::core::decide::{Decision, PinStep};
@@ -92,11 +91,6 @@ impl PinStores {
         let writes = Arc::new(writes);
         let store = |bucket: Bucket| PinStore::new(bucket.written_over(&writes));
         Self { all: buckets.into_iter().map(store).collect(), writes }
-    }
-
-    /// What only the bucket knows of the answer to the claim of a request.
-    pub fn token(&self, seq: Seq) -> u64 {
-        self.writes.token(seq)
     }
 
     /// Takes the answer to a write. Whether the message is one.
@@ -211,10 +205,12 @@ impl Router {
     /// Reads a pin from the stream's leader into the mirror. `false`: the bucket is unreachable.
     pub(super) async fn read_pin(self: &Arc<Self>, partition: Partition, key: PinKey) -> bool {
         self.metrics.leader_reads.inc();
+        let known = self.state().mirrors.of(partition).known(key);
         match self.pins.of(partition).bucket.read_leader(&key.to_string()).await {
             Ok(Some(stored)) => {
                 let (pin, at) = (stored.value.as_deref().and_then(|value| read(key, value)), local_time(&stored));
-                self.state().mirrors.of_mut(partition).handle_value(key, stored.revision, pin, at);
+                let word = (stored.revision, pin);
+                self.state().mirrors.of_mut(partition).handle_leaders_word(key, known, word, at);
                 true
             }
             Ok(None) => {
@@ -306,6 +302,10 @@ impl Request {
     /// What has to be put before the dispatch: a claim, or once per key the value that another router has put lately.
     pub(super) fn pin_to_put(&self, decision: &Decision) -> Option<NewPin> {
         let key = self.keys.named().filter(|_| self.claims())?;
+        if self.is_bucket_unreachable() && decision.pin != PinStep::None {
+            // It is sent where it is decided, and its pin left as it stands.
+            return None;
+        }
         match decision.pin {
             PinStep::Claim | PinStep::Complete => Some(self.new_pin(&decision.placement)),
             PinStep::AfterAccept => None,

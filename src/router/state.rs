@@ -19,6 +19,7 @@ use super::metrics::Metrics;
 use super::mirrors::Mirrors;
 use super::pinning::PinStores;
 use super::queue::Waiting;
+use super::seal::Seal;
 use crate::config::{Level, RouterConfig};
 use crate::core::alias;
 use crate::core::ask::Ask;
@@ -58,6 +59,8 @@ pub struct Router {
     pub started: Instant,
     /// Prefix of this router's inbox subjects, with the final dot.
     pub inbox: String,
+    /// Makes the rest of them.
+    pub seal: Seal,
     /// Prefix of all routers' inbox subjects, with the final dot.
     pub inbox_prefix: String,
     /// Counters.
@@ -245,6 +248,7 @@ impl Router {
             jobs: jobs.map(Arc::new),
             id: inbox.trim_end_matches('.').rsplit('.').next().unwrap_or_default().to_owned(),
             inbox,
+            seal: Seal::default(),
             started: now,
             metrics: Metrics::new(),
             happenings: Happenings::default(),

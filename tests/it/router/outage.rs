@@ -113,6 +113,57 @@ async fn without_the_pins_bucket_routers_agree_and_pin_once_it_is_back() {
     }
 }
 
+/// What a power cut leaves of a stream that is synced now and then, and what somebody restores from yesterday: its end is gone,
+/// and its sequences come again.
+#[tokio::test]
+async fn a_stream_that_has_lost_its_end_is_believed_and_costs_no_request() {
+    let mut cluster = Cluster::start().await;
+    let a = cluster.worker("a").ranks(0, 4).start().await;
+    let _b = cluster.worker("b").ranks(4, 4).start().await;
+    let sessions: Vec<String> = (0..8).map(|n| format!("s{n}")).collect();
+    for session in &sessions {
+        cluster.put_pin(session, "b", Some(5)).await;
+    }
+    cluster.routers[0].reaches("pins_mirrored", 8.0).await;
+    cluster.server.kill();
+    let (store, saved) = (cluster.server.dir().join("store"), cluster.server.dir().join("saved"));
+    copy(&store, &saved);
+    cluster.server.restart();
+    for session in &sessions {
+        eventually("the pin is moved", PATIENCE, async || {
+            let pins = jetstream::new(cluster.client.clone()).get_key_value("rankpin_pins").await.ok()?;
+            pins.status().await.ok()
+        })
+        .await;
+        for _ in 0..3 {
+            cluster.put_pin(session, "a", Some(1)).await;
+        }
+    }
+    cluster.routers[0].reaches("mirror_complete", 2.0).await;
+    for session in &sessions {
+        let at = async || (try_turn(&cluster, session).await.as_deref() == Some("a/1")).then_some(());
+        eventually("the move is heard of", PATIENCE, at).await;
+    }
+    cluster.server.kill();
+    std::fs::remove_dir_all(&store).expect("is removed");
+    std::fs::rename(&saved, &store).expect("is put back");
+    cluster.server.restart();
+    drop(a);
+    let reads = cluster.routers[0].metric("pin_leader_reads").await;
+    for session in &sessions {
+        let at = async || (try_turn(&cluster, session).await.as_deref() == Some("b/5")).then_some(());
+        eventually("the session is where the bucket has it", PATIENCE, at).await;
+    }
+    cluster.routers[0].reaches("mirror_complete", 2.0).await;
+    assert!(cluster.routers[0].metric("pin_leader_reads").await - reads < 200.0, "nobody asks in a circle");
+    cluster.routers[0].reaches("requests_in_flight", 0.0).await;
+}
+
+fn copy(from: &std::path::Path, to: &std::path::Path) {
+    let copied = std::process::Command::new("cp").arg("-r").args([from, to]).status().expect("cp runs");
+    assert!(copied.success());
+}
+
 #[tokio::test]
 async fn a_bucket_whose_last_message_is_gone_is_mirrored_whole() {
     let mut cluster = Cluster::with(0, &[]).await;
