@@ -1,5 +1,6 @@
 //! What commands print: JSON, or tables and lines for people.
 
+use std::borrow::Cow;
 use std::io::Write as _;
 
 use anyhow::Context as _;
@@ -21,7 +22,24 @@ pub(super) fn is_read(text: &str) -> anyhow::Result<bool> {
 
 /// Writes one line.
 pub(super) fn line(words: &str) -> anyhow::Result<()> {
-    text(&format!("{words}\n"))
+    text(&format!("{}\n", shown(words)))
+}
+
+/// Text as a terminal may get it. Names come from whoever registers or asks: one could hold what moves the cursor, clears the
+/// screen, or turns the direction of what stands behind it.
+fn shown(text: &str) -> Cow<'_, str> {
+    let acts = |c: char| {
+        (c.is_control() && c != '\n' && c != '\t')
+            || matches!(c, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+    };
+    if !text.contains(acts) {
+        return Cow::Borrowed(text);
+    }
+    let mut safe = String::with_capacity(text.len());
+    for c in text.chars() {
+        if acts(c) { safe.extend(c.escape_unicode()) } else { safe.push(c) }
+    }
+    Cow::Owned(safe)
 }
 
 /// Writes a value as JSON on one line.
@@ -40,7 +58,7 @@ pub(super) fn table(titles: &[&str], rows: impl IntoIterator<Item = Vec<String>>
     table.load_style(presets::NOTHING).set_content_arrangement(ContentArrangement::Disabled);
     table.set_header(titles.iter().map(|title| title.trim_start_matches('>')));
     for row in rows {
-        table.add_row(row);
+        table.add_row(row.iter().map(|cell| shown(cell)));
     }
     for (index, title) in titles.iter().enumerate() {
         if let Some(column) = table.column_mut(index) {
@@ -70,6 +88,14 @@ pub(super) fn age(seconds: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn nothing_that_a_terminal_acts_on_is_printed() {
+        let evil = "a\u{1b}[2Jb\u{9b}c\u{202e}d\u{7f}";
+        assert_eq!(shown(evil), "a\\u{1b}[2Jb\\u{9b}c\\u{202e}d\\u{7f}");
+        assert_eq!(shown("größer\n漢字"), "größer\n漢字");
+        assert!(!table(&["MODEL"], [vec![evil.to_owned()]]).contains('\u{1b}'));
+    }
 
     #[test]
     fn tables_are_plain_text() {

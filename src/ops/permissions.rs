@@ -102,8 +102,11 @@ pub fn needs(namespace: &Namespace, partitions: u16, user: &User) -> Allowed {
     let inbox = format!("{}.>", user.inbox(namespace));
     // A round trip on one's own inbox is how a client knows that its subscriptions stand.
     allowed.publish.push(inbox.clone());
-    // What it may do itself, and nothing of others: `rankpin doctor` compares that with what its role needs.
-    allowed.publish.push("$SYS.REQ.USER.INFO".into());
+    // What it may do itself, and nothing of others: `rankpin doctor` compares that with what its role needs. The server answers
+    // wherever the asker says, whether that one may publish there or not; so nobody has it who is not trusted beyond requests.
+    if user.role != Role::Frontend {
+        allowed.publish.push("$SYS.REQ.USER.INFO".into());
+    }
     allowed.subscribe.push(inbox);
     allowed.publish.sort();
     allowed.publish.dedup();

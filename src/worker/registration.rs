@@ -280,7 +280,9 @@ fn judge(entry: Option<Entry>, own: &str) -> Holder {
         EntryValue::Hidden => Holder::Other { revision, instance: None },
         EntryValue::Stored(value) => match instance_of(&value) {
             Some(instance) if instance == own => Holder::Us(revision),
-            instance => Holder::Other { revision, instance },
+            Some(instance) => Holder::Other { revision, instance: Some(instance) },
+            // What names no instance is no registration, and keeps nobody from the name.
+            None => Holder::Nobody(revision),
         },
     }
 }
@@ -313,7 +315,7 @@ mod tests {
             Holder::Other { revision: 7, instance: Some("j".into()) }
         );
         for garbage in ["", "{}", "[1]", "\u{0}"] {
-            assert_eq!(judge(stored(garbage), "i"), Holder::Other { revision: 7, instance: None });
+            assert_eq!(judge(stored(garbage), "i"), Holder::Nobody(7));
         }
     }
 }

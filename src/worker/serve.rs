@@ -8,7 +8,7 @@ use bytes::Bytes;
 use futures_util::FutureExt as _;
 use tokio::sync::watch;
 use tokio::time::{MissedTickBehavior, interval_at};
-use tracing::{debug, error};
+use tracing::{debug, error, warn};
 
 use super::bodies::Bodies;
 use super::cancel::{CancelReason, Cancels, Held};
@@ -80,6 +80,10 @@ impl<E: Engine> Service<E> {
 
     /// An operator asks for a drain: it begins at once, whatever the host of the worker then does.
     pub(super) async fn answer_drain(&self, message: Inbound) {
+        if !message.payload.is_empty() {
+            // A server answers wherever it is told to, whoever asks it, and never with nothing.
+            return warn!("what came on the subject of drains is none: it has a payload");
+        }
         self.slots.drain();
         self.phase.send_if_modified(|phase| {
             let begins = *phase == Phase::Ready;

@@ -135,6 +135,8 @@ async fn a_frontend_can_only_ask_and_hear_its_own_answers() {
             "rankpin.kv.gpu-0.0",
             "_INBOX_rankpin_router.x",
             "rankpin.result.r",
+            // Which the server answers wherever it is told to: with this reply subject, on any of these.
+            "$SYS.REQ.USER.INFO",
             // Pins, read or written.
             "$KV.rankpin_pins.5f3b0a7c8d9e4f10a1b2c3d4e5f60718",
             "$JS.API.STREAM.INFO.KV_rankpin_pins",

@@ -108,7 +108,6 @@ async fn every_role_is_examined(server: &NatsServer) {
         ("router", "_INBOX_rankpin_router", "router"),
         ("worker-gpu-0", "_INBOX.worker-gpu-0", "worker"),
         ("gateway", "_INBOX.gateway", "gateway"),
-        ("web", "_INBOX.web", "frontend"),
         ("nightly", "_INBOX.nightly", "batch"),
     ] {
         let doctor = run_as(server, user, &["doctor", "--inbox-prefix", inbox]).await;
@@ -116,6 +115,9 @@ async fn every_role_is_examined(server: &NatsServer) {
         assert!(doctor.lines().any(told) && !doctor.contains("FAIL"), "{user}: {doctor}");
         assert!(doctor.contains("note  routers") && doctor.contains("$SRV.STATS.rankpin"), "{user}: {doctor}");
     }
+    // A frontend may not even ask what it may do: the answer would go wherever it says.
+    let doctor = run_as(server, "web", &["doctor", "--inbox-prefix", "_INBOX.web"]).await;
+    assert!(doctor.contains("this user may not ask what it may do") && !doctor.contains("FAIL"), "{doctor}");
     let top = output_with(server, &["top", "--json", "--count", "1"], &variables(&login(server, "web"))).await;
     let problem = String::from_utf8_lossy(&top.stderr);
     assert!(!top.status.success() && problem.contains("$SRV.STATS.rankpin"), "{problem}");

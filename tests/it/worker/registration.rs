@@ -91,6 +91,26 @@ async fn a_worker_that_lost_its_name_stops() {
     assert_eq!(field.registration().await.expect("the other's stands").instance, "other");
 }
 
+/// A server answers wherever it is told to: what it says may come to stand under a worker's key, and on its subject of drains.
+#[tokio::test]
+async fn what_is_no_registration_and_no_drain_costs_a_worker_nothing() {
+    let field = Field::new().await;
+    let worker = field.worker(0, 1).await;
+    for _ in 0..50 {
+        field.bucket.put("w", r#"{"server":{"name":"n"},"data":{"user":"web"}}"#.into()).await.expect("stored");
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    field.client.publish("rankpin.worker.w.drain", r#"{"server":{"name":"n"}}"#.into()).await.expect("published");
+    let again = async || {
+        let registration = field.registration().await?;
+        (registration.instance == worker.instance()).then_some(registration.state)
+    };
+    let state = eventually("it is registered again", PATIENCE, again).await;
+    assert_eq!(state, rankpin::wire::registration::State::Ready);
+    let mut served = field.dispatch("any", "r", "whole", &[]).await;
+    served.accepted().await;
+}
+
 #[tokio::test]
 async fn the_put_goes_on_after_deletion_expiry_and_a_bucket_made_anew() {
     let field = Field::new().await;
