@@ -55,6 +55,9 @@ pub struct Rejection {
     pub retry_after_s: Option<u32>,
 }
 
+/// Most tokens of one request that are believed: a thousand times what any model takes.
+const MAX_TOKENS: u64 = 1 << 32;
+
 /// Payload of `finished`. Unknown fields are ignored.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Finished {
@@ -90,6 +93,14 @@ pub enum Outcome {
 }
 
 impl Finished {
+    /// The same without counts that can't be: they are added up, and would turn the sum.
+    fn plausible(mut self) -> Self {
+        for count in [&mut self.prompt_tokens, &mut self.cached_tokens, &mut self.output_tokens] {
+            *count = count.filter(|tokens| *tokens <= MAX_TOKENS);
+        }
+        self
+    }
+
     /// An ending without figures.
     pub fn outcome(outcome: Outcome) -> Self {
         Self { outcome, prompt_tokens: None, cached_tokens: None, output_tokens: None, response_id: None }
@@ -121,7 +132,8 @@ impl Event {
             PROGRESS => Ok(Self::Progress),
             FINISHED => {
                 let encoding = Encoding::of(content_type);
-                Ok(Self::Finished(encoding.read(payload).unwrap_or_else(|| Finished::outcome(Outcome::Error))))
+                let read: Option<Finished> = encoding.read(payload);
+                Ok(Self::Finished(read.map_or_else(|| Finished::outcome(Outcome::Error), Finished::plausible)))
             }
             REJECTED => Ok(Self::Rejected(Rejection::read(find, payload))),
             other => Err(EventError::Unknown(clip(other))),
@@ -169,6 +181,12 @@ mod tests {
         assert_eq!(
             read(&[("Rankpin-Event", "finished")], r#"{"outcome":"ok","prompt_tokens":7,"x":1}"#),
             Ok(Event::Finished(Finished { prompt_tokens: Some(7), ..Finished::outcome(Outcome::Ok) }))
+        );
+        let absurd =
+            r#"{"outcome":"ok","prompt_tokens":18446744073709551615,"cached_tokens":4294967297,"output_tokens":7}"#;
+        assert_eq!(
+            read(&[("Rankpin-Event", "finished")], absurd),
+            Ok(Event::Finished(Finished { output_tokens: Some(7), ..Finished::outcome(Outcome::Ok) }))
         );
         assert_eq!(read(&[("Rankpin-Event", "finished")], "{"), Ok(Event::Finished(Finished::outcome(Outcome::Error))));
         assert_eq!(read(&[], ""), Err(EventError::NoEvent));
