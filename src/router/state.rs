@@ -374,6 +374,10 @@ impl State {
         let at_home = home.map(|home| Ask { home: Some(home), ..ask.clone() });
         let ask = at_home.as_ref().unwrap_or(ask);
         let pin = match pinned.map(|pin| &pin.placement) {
+            // It moves, and nobody can be told where to: it is placed as one without a pin, by what every router finds alike.
+            Some(at) if unreachable && self.fleet.eligible_worker(&at.worker, &ask.model, now).is_none() => {
+                Pin::Unreachable
+            }
             Some(placement) => Pin::At(placement),
             None if unreachable && ask.session.is_some() => Pin::Unreachable,
             None => Pin::None,

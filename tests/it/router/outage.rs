@@ -165,6 +165,37 @@ fn copy(from: &std::path::Path, to: &std::path::Path) {
 }
 
 #[tokio::test]
+async fn without_the_pins_bucket_a_session_whose_worker_is_gone_is_one_place_to_every_router() {
+    let cluster = Cluster::with(3, &[]).await;
+    let _a = cluster.worker("a").ranks(0, 4).start().await;
+    let _b = cluster.worker("b").ranks(4, 4).start().await;
+    let gone = cluster.worker("gone").ranks(8, 4).start().await;
+    for n in 0..4 {
+        cluster.put_pin(&format!("s{n}"), "gone", Some(9)).await;
+    }
+    for router in &cluster.routers {
+        router.reaches("pins_mirrored", 4.0).await;
+    }
+    delete_bucket(&cluster, "rankpin_pins").await;
+    drop(gone);
+    for n in 0..4 {
+        let session = format!("s{n}");
+        let told = format!("{} placed,bucket-unreachable", rendezvous(&session));
+        let there = async || (cluster.turn(&session).await.told() == told).then_some(());
+        eventually("the worker is known to be gone", PATIENCE, there).await;
+    }
+    for router in &cluster.routers {
+        router.reaches("workers", 2.0).await;
+    }
+    for n in 0..4 {
+        let session = format!("s{n}");
+        for _ in 0..6 {
+            assert_eq!(cluster.at(&session).await, rendezvous(&session), "{session}");
+        }
+    }
+}
+
+#[tokio::test]
 async fn a_bucket_whose_last_message_is_gone_is_mirrored_whole() {
     let mut cluster = Cluster::with(0, &[]).await;
     // As a bucket is made, but that its messages may be deleted.
