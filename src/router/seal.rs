@@ -3,32 +3,31 @@
 
 use std::hash::{BuildHasher as _, RandomState};
 
-/// What stands first in such a subject: what it is about.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+/// What such a subject is about; its letter stands first in it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
 pub enum Topic {
     /// An attempt of a request.
-    Attempt,
+    Attempt = b'a',
     /// A probe of a worker.
-    Probe,
+    Probe = b'p',
     /// A probe of the rank to which a frontend sends the body.
-    Rank,
+    Rank = b'w',
     /// The question to that frontend whether it has.
-    Question,
+    Question = b'q',
     /// The pin of a request.
-    Claim,
+    Claim = b'c',
 }
 
 impl Topic {
-    const ALL: [Self; 5] = [Self::Attempt, Self::Probe, Self::Rank, Self::Question, Self::Claim];
+    fn of(letter: u8) -> Option<Self> {
+        [Self::Attempt, Self::Probe, Self::Rank, Self::Question, Self::Claim]
+            .into_iter()
+            .find(|topic| topic.letter() == letter)
+    }
 
-    fn letter(self) -> &'static str {
-        match self {
-            Self::Attempt => "a",
-            Self::Probe => "p",
-            Self::Rank => "w",
-            Self::Question => "q",
-            Self::Claim => "c",
-        }
+    fn letter(self) -> u8 {
+        self as u8
     }
 }
 
@@ -40,29 +39,42 @@ impl Seal {
     /// Such a subject, behind a prefix.
     pub fn subject(&self, prefix: &str, topic: Topic, number: u64, count: u32) -> String {
         // Every request has one, so it is written without growing.
-        let mut subject = String::with_capacity(prefix.len() + 48);
-        let mut digits = [itoa::Buffer::new(), itoa::Buffer::new(), itoa::Buffer::new()];
-        let [first, second, third] = &mut digits;
-        let seal = self.of(topic, number, count);
-        let numbers = [first.format(number), "-", second.format(count), "-", third.format(seal)];
+        let mut subject = String::with_capacity(prefix.len() + 56);
         subject.push_str(prefix);
-        subject.push_str(topic.letter());
-        numbers.into_iter().for_each(|part| subject.push_str(part));
+        subject.push(topic.letter().into());
+        let mut buffer = itoa::Buffer::new();
+        for part in [number, count.into()] {
+            subject.push_str(buffer.format(part));
+            subject.push('-');
+        }
+        subject.push_str(buffer.format(self.of(topic, number, count)));
         subject
     }
 
     /// What a subject says behind its prefix; `None` where this has not made it.
     pub fn read(&self, token: &str) -> Option<(Topic, u64, u32)> {
-        let topic = Topic::ALL.into_iter().find(|topic| token.starts_with(topic.letter()))?;
-        let mut numbers = token.get(1..)?.splitn(3, '-');
-        let (number, count) = (numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?);
-        let sealed: u64 = numbers.next()?.parse().ok()?;
-        (sealed == self.of(topic, number, count)).then_some((topic, number, count))
+        let (letter, rest) = token.as_bytes().split_first()?;
+        let topic = Topic::of(*letter)?;
+        let (number, rest) = digits(rest)?;
+        let (count, rest) = digits(rest.strip_prefix(b"-")?)?;
+        let (sealed, rest) = digits(rest.strip_prefix(b"-")?)?;
+        let count = u32::try_from(count).ok()?;
+        (rest.is_empty() && sealed == self.of(topic, number, count)).then_some((topic, number, count))
     }
 
     fn of(&self, topic: Topic, number: u64, count: u32) -> u64 {
-        self.0.hash_one((topic, number, count))
+        self.0.hash_one((number, u64::from(topic.letter()) << 32 | u64::from(count)))
     }
+}
+
+/// A number, and what follows it.
+fn digits(text: &[u8]) -> Option<(u64, &[u8])> {
+    let (mut number, mut length) = (0_u64, 0);
+    for digit in text.iter().map_while(|byte| byte.is_ascii_digit().then(|| byte - b'0')) {
+        number = number.checked_mul(10)?.checked_add(digit.into())?;
+        length += 1;
+    }
+    (length > 0).then(|| (number, &text[length..]))
 }
 
 #[cfg(test)]
@@ -72,7 +84,7 @@ mod tests {
     #[test]
     fn only_what_was_made_is_read() {
         let (seal, other) = (Seal::default(), Seal::default());
-        for topic in Topic::ALL {
+        for topic in [Topic::Attempt, Topic::Probe, Topic::Rank, Topic::Question, Topic::Claim] {
             let subject = seal.subject("_INBOX_ns_router.id.", topic, u64::MAX, 7);
             let token = subject.strip_prefix("_INBOX_ns_router.id.").expect("the prefix");
             assert!(!token.contains(['.', ' ', '*', '>']), "one token");
@@ -85,11 +97,13 @@ mod tests {
                 assert_eq!(seal.read(&forged), None, "{forged}");
             }
             let (_, sealed) = token.rsplit_once('-').expect("it ends in the seal");
-            for forged in [format!("a1-1-{sealed}"), format!("{}{}-8-{sealed}", topic.letter(), u64::MAX)] {
+            for forged in [format!("a1-1-{sealed}"), format!("{}{}-8-{sealed}", &token[..1], u64::MAX)] {
                 assert_eq!(seal.read(&forged), None, "{forged}");
             }
         }
-        for nonsense in ["", "a", "a-", "a1-2", "z1-2-3", "ä1-2-3", "a-1-2-3", "a1--2-3"] {
+        for nonsense in
+            ["", "a", "a-", "a1-2", "z1-2-3", "ä1-2-3", "a-1-2-3", "a1--2-3", "a99999999999999999999999-1-1"]
+        {
             assert_eq!(seal.read(nonsense), None, "{nonsense}");
         }
     }
