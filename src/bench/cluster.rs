@@ -202,7 +202,7 @@ fn worker(target: &Running, url: &str, options: &Options) -> Result<Command, Loc
     command.args(["sim", "--engine", "echo", "--nats-url", url, "--namespace", target.namespace.as_str()]);
     command.args(["--worker", target.worker.as_str(), "--model", target.model.as_str()]);
     command.args(["--dp-start", &target.rank.to_string(), "--dp-size", &RANKS.to_string()]);
-    command.args(["--parts", &options.parts.to_string()]);
+    command.args(["--parts", &options.parts.to_string(), "--answer-bytes", &options.answer.to_string()]);
     match options.accepts {
         Accepts::Yes => {}
         Accepts::No => {

@@ -45,6 +45,8 @@ pub struct Options {
     pub accepts: Accepts,
     /// Messages of each answer.
     pub parts: u32,
+    /// Bytes of an answer at most; where the request's body is shorter, it is the answer.
+    pub answer: usize,
     /// Whether it is measured too what it costs where the generator sends bodies to their ranks itself.
     pub decides: Decides,
     /// Whether first turns are measured too, each of a session of its own.

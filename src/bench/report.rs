@@ -40,6 +40,8 @@ pub struct Level {
     pub text_of_named: Option<f64>,
     /// Throughput where the router only decides, as a share of that through the router, where it was measured.
     pub decided_of_routed: Option<f64>,
+    /// The same as a share of the direct one.
+    pub decided_of_direct: Option<f64>,
     /// Throughput of first turns, as a share of that of a forwarder that stores a value for each, where it was measured.
     pub first_of_stored: Option<f64>,
     /// Throughput of durable jobs, as a share of that of requests through the router, where it was measured.
@@ -84,6 +86,7 @@ impl Level {
             router_of_direct: ratio(Way::Routed, Way::Direct),
             forwarder_of_direct: ratio(Way::Forwarded, Way::Direct),
             decided_of_routed: ways.contains(&Way::Decided).then(|| ratio(Way::Decided, Way::Routed)),
+            decided_of_direct: ways.contains(&Way::Decided).then(|| ratio(Way::Decided, Way::Direct)),
             first_of_stored: ways.contains(&Way::First).then(|| ratio(Way::First, Way::Stored)),
             jobs_of_routed: ways.contains(&Way::Job).then(|| ratio(Way::Job, Way::Routed)),
             text_of_named: ways.contains(&Way::Derived).then(|| ratio(Way::Derived, Way::Routed)),
@@ -185,6 +188,10 @@ impl Report {
         let mut text = table.trim_fmt();
         text.push_str("\n\nµs: CPU time per request; middle: null forwarder or router. Medians of ");
         text.push_str(&format!("{} rounds, bodies of {} bytes, ", self.options.rounds, self.options.payload));
+        // Whoever runs another cluster's worker has chosen its answers.
+        if self.options.running.is_none() {
+            text.push_str(&format!("answers of {}, ", self.options.answer.min(self.options.payload)));
+        }
         text.push_str(&format!("{} pinned sessions.\n", self.options.sessions));
         for level in &self.levels {
             text.push_str(&format!(
@@ -222,8 +229,11 @@ impl Report {
             ));
         }
         for level in &self.levels {
-            let Some(ratio) = level.decided_of_routed else { continue };
-            text.push_str(&format!("{} in flight: router decides {ratio:.2} of router\n", level.in_flight));
+            let (Some(routed), Some(direct)) = (level.decided_of_routed, level.decided_of_direct) else { continue };
+            text.push_str(&format!(
+                "{} in flight: router decides {routed:.2} of router, {direct:.2} of direct\n",
+                level.in_flight
+            ));
         }
         for level in &self.levels {
             let Some(ratio) = level.first_of_stored else { continue };
@@ -240,6 +250,7 @@ impl Report {
     pub fn json(&self) -> Value {
         json!({
             "payload_bytes": self.options.payload,
+            "answer_bytes": self.options.running.is_none().then_some(self.options.answer.min(self.options.payload)),
             "sessions": self.options.sessions,
             "sessions_from": match self.options.sessions_from {
                 SessionsFrom::Header => "header",
@@ -295,6 +306,7 @@ fn level_json(level: &Level) -> Value {
         "null_forwarder_of_direct": level.forwarder_of_direct,
         "router_by_text_of_router": level.text_of_named,
         "router_decides_of_router": level.decided_of_routed,
+        "router_decides_of_direct": level.decided_of_direct,
         "first_turns_of_storing_forwarder": level.first_of_stored,
         "durable_jobs_of_router": level.jobs_of_routed,
     })

@@ -83,6 +83,10 @@ pub struct Args {
         conflicts_with = "nats_url")]
     parts: u32,
 
+    /// Bytes of an answer at most: the beginning of the request's body, since prompts are longer than their answers
+    #[arg(long, value_name = "BYTES", default_value_t = 1024, conflicts_with = "nats_url")]
+    answer: usize,
+
     /// Measure too what it costs where the router only decides (decide mode). A cluster that runs needs --decide-mode
     #[arg(long)]
     decide: bool,
@@ -187,6 +191,7 @@ impl Args {
             rounds: self.rounds,
             accepts: self.accept,
             parts: self.parts,
+            answer: self.answer,
             decides: if self.decide { Decides::Too } else { Decides::No },
             firsts: if self.first_turns { Firsts::Too } else { Firsts::No },
             jobs: if self.jobs { JobsToo::Yes } else { JobsToo::No },

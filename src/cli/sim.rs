@@ -67,6 +67,10 @@ pub struct Args {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     parts: Option<u32>,
 
+    /// Bytes of the echo at most: prompts are longer than their answers (echo only) [default: all]
+    #[arg(long, value_name = "BYTES")]
+    answer_bytes: Option<usize>,
+
     #[command(flatten)]
     simulation: Simulation,
 
@@ -134,7 +138,7 @@ pub(super) async fn run(args: Args) -> anyhow::Result<()> {
         EngineKind::Echo => {
             args.simulation.refuse_all()?;
             let acceptance = if args.no_accept { Acceptance::WithFinish } else { Acceptance::AtOnce };
-            let echo = Echo { acceptance, parts: args.parts.unwrap_or(1) };
+            let echo = Echo { acceptance, parts: args.parts.unwrap_or(1), most: args.answer_bytes };
             serve(options, echo, args.drain_timeout, stop).await
         }
         EngineKind::Sim => {
@@ -143,6 +147,9 @@ pub(super) async fn run(args: Args) -> anyhow::Result<()> {
             }
             if args.parts.is_some() {
                 bail!("--parts can have no effect: only --engine echo has so many; see --output-tokens");
+            }
+            if args.answer_bytes.is_some() {
+                bail!("--answer-bytes can have no effect: only --engine echo answers with bytes; see --output-tokens");
             }
             let simulation = args.simulation.options(options.ranks);
             let engine = SimEngine::new(simulation).map_err(|problem| anyhow!(problem))?;

@@ -168,9 +168,9 @@ async fn the_echo_may_leave_out_accepted() {
 }
 
 #[tokio::test]
-async fn an_answer_of_the_echo_may_have_parts() {
+async fn an_answer_of_the_echo_may_have_parts_and_be_shorter_than_what_was_asked() {
     let field = Field::new().await;
-    let _sim = start(&field, &["--engine", "echo", "--parts", "3"]);
+    let _sim = start(&field, &["--engine", "echo", "--parts", "3", "--answer-bytes", "3"]);
     registered(&field).await;
     let mut attempt = field.dispatch("any", "r", "any bytes".to_owned(), &[]).await;
     for _ in 1..3 {
@@ -179,7 +179,7 @@ async fn an_answer_of_the_echo_may_have_parts() {
     }
     let (head, payload) = attempt.reply().await;
     assert!(head.last);
-    assert_eq!(payload, "any bytes");
+    assert_eq!(payload, "any");
 }
 
 #[tokio::test]
@@ -189,6 +189,7 @@ async fn flags_without_effect_are_refused() {
         (&["--engine", "echo", "--speed", "2"][..], "--speed"),
         (&["--no-accept"], "--no-accept"),
         (&["--parts", "2"], "--parts"),
+        (&["--answer-bytes", "2"], "--answer-bytes"),
         (&["--speed", "0"], "speed"),
         (&["--dp-size", "0"], "--dp-size"),
         (&["--weight", "0"], "weight"),
