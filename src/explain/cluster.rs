@@ -23,7 +23,7 @@ use crate::core::partition::{MAX_PARTITIONS, Partition};
 use crate::core::pins::{self, Mirror};
 use crate::core::pool::PoolPolicy;
 use crate::nats::bucket::{Bucket, Unreachable, Watched};
-use crate::nats::{self, AccessError, ConnectError, Link, Subscriptions};
+use crate::nats::{self, AccessError, ConnectError, Link, Subscription};
 use crate::wire::identity::Identity;
 use crate::wire::load::LoadReport;
 use crate::wire::pin::PinValue;
@@ -144,7 +144,7 @@ pub async fn look(turn: &Turn, config: &RouterConfig) -> Result<Cluster, Cluster
     let subjects = Subjects::new(config.namespace.clone());
     let link = Link::open(config.access.link("rankpin-explain")?).await?;
     let listening = Instant::now();
-    let loads = Subscriptions::open(&link, &[(subjects.loads(), None)]).await;
+    let loads = Subscription::open(&link, subjects.loads()).await;
     let mut notes = Vec::new();
     let mut fleet = Fleet::default();
     fleet.set_full_at(config.full_at);
@@ -326,8 +326,8 @@ fn of(turn: &Turn, depth: usize) -> String {
     }
 }
 
-async fn hear_loads(mut loads: Subscriptions, until: Instant, fleet: &mut Fleet) {
-    while let Ok(Some((_, message))) = tokio::time::timeout_at(until.into(), loads.next()).await {
+async fn hear_loads(mut loads: Subscription, until: Instant, fleet: &mut Fleet) {
+    while let Ok(Some(message)) = tokio::time::timeout_at(until.into(), loads.next()).await {
         let encoding = Encoding::of(header::find(message.headers.iter(), header::CONTENT_TYPE));
         if let Ok(report) = LoadReport::parse(encoding, &message.payload) {
             fleet.handle_report(report, Instant::now());

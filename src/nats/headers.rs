@@ -1,11 +1,17 @@
-//! The headers of a message.
+//! The headers of a message, where it is kept or made outside the hot path.
 
 use async_nats::HeaderMap;
 use async_nats::header::{HeaderName, HeaderValue};
 
-/// Headers of one message. Names keep their spelling; several values of one spelling keep their order.
+use super::lane::Block;
+
+/// Headers of one message, in their order. Names keep their spelling.
 #[derive(Debug, Clone, Default)]
-pub struct Headers(pub(super) HeaderMap);
+pub struct Headers {
+    /// Lines as they stand on the wire. Each was checked when it came in, or cleaned when it was added: a name is one
+    /// word, a value one line.
+    lines: String,
+}
 
 impl Headers {
     /// No headers.
@@ -13,12 +19,9 @@ impl Headers {
         Self::default()
     }
 
-    /// All (name, value) pairs; names in no order, the values of one spelling in theirs.
+    /// All (name, value) pairs.
     pub fn iter(&self) -> impl Iterator<Item = (&str, &str)> + Clone {
-        self.0.iter().flat_map(|(name, values)| {
-            let name: &str = name.as_ref();
-            values.iter().map(move |value| (name, value.as_str()))
-        })
+        Block::checked(&self.lines).iter()
     }
 
     /// The first non-blank value of a header, whatever the case of its name.
@@ -31,51 +34,76 @@ impl Headers {
         crate::wire::header::find_all(self.iter(), names)
     }
 
-    /// Sets one of our own headers. Line ends in the value become spaces: it can never forge another header.
+    /// Sets one of our own headers, in place of what stands there in the same spelling. Line ends in the value become
+    /// spaces: it can never forge another header.
     pub fn set(&mut self, name: &'static str, value: &str) {
-        self.put(HeaderName::from_static(name), value);
+        self.remove(|spelling| spelling == name);
+        self.push(name, value);
     }
 
     /// Adds a header that came from elsewhere; one whose name the wire can't carry is left out.
     pub fn add(&mut self, name: &str, value: &str) {
-        if let Ok(name) = name.parse::<HeaderName>() {
-            self.0.append(name, clean(value));
+        if name.parse::<HeaderName>().is_ok() {
+            self.push(name, value);
         }
     }
 
     /// Sets one of our own headers in place of all of that name, however they are spelled.
     pub fn replace(&mut self, name: &'static str, value: &str) {
-        let others: Vec<String> = self
-            .iter()
-            .filter(|(spelling, _)| spelling.eq_ignore_ascii_case(name) && *spelling != name)
-            .map(|(spelling, _)| spelling.to_owned())
-            .collect();
-        let kept = |other: &str| !others.iter().any(|spelling| spelling == other);
-        if !others.is_empty() {
-            let rest: Self = self.iter().filter(|(spelling, _)| kept(spelling)).collect();
-            *self = rest;
-        }
-        self.set(name, value);
+        self.remove(|spelling| spelling.eq_ignore_ascii_case(name));
+        self.push(name, value);
     }
 
-    fn put(&mut self, name: HeaderName, value: &str) {
-        self.0.insert(name, clean(value));
+    fn remove(&mut self, unwanted: impl Fn(&str) -> bool) {
+        if self.iter().any(|(name, _)| unwanted(name)) {
+            let rest: Self = self.iter().filter(|(name, _)| !unwanted(name)).collect();
+            *self = rest;
+        }
+    }
+
+    fn push(&mut self, name: &str, value: &str) {
+        self.lines.push_str(name);
+        self.lines.push_str(": ");
+        self.lines.extend(value.chars().map(|c| if matches!(c, '\r' | '\n') { ' ' } else { c }));
+        self.lines.push_str("\r\n");
     }
 
     /// Bytes that they take on the wire.
     pub fn wire_len(&self) -> usize {
         const VERSION: usize = "NATS/1.0\r\n".len();
         const END: usize = "\r\n".len();
-        let pairs: usize = self.iter().map(|(name, value)| name.len() + value.len() + ": \r\n".len()).sum();
-        VERSION + pairs + END
+        VERSION + self.lines.len() + END
+    }
+
+    /// As they stand on the wire.
+    pub(super) fn lines(&self) -> &str {
+        &self.lines
+    }
+
+    /// For the client library.
+    pub(super) fn to_map(&self) -> HeaderMap {
+        let mut map = HeaderMap::new();
+        for (name, value) in self.iter() {
+            if let Ok(name) = name.parse::<HeaderName>() {
+                map.append(name, HeaderValue::from(value));
+            }
+        }
+        map
+    }
+
+    /// From the client library, which keeps the order of one spelling's values alone.
+    pub(super) fn of_map(map: &HeaderMap) -> Self {
+        let mut headers = Self::new();
+        for (name, values) in map.iter() {
+            values.iter().for_each(|value| headers.push(name.as_ref(), value.as_str()));
+        }
+        headers
     }
 }
 
-fn clean(value: &str) -> HeaderValue {
-    if value.contains(['\r', '\n']) {
-        HeaderValue::from(value.replace(['\r', '\n'], " ").as_str())
-    } else {
-        HeaderValue::from(value)
+impl From<Block<'_>> for Headers {
+    fn from(block: Block<'_>) -> Self {
+        Self { lines: block.lines().to_owned() }
     }
 }
 
@@ -97,8 +125,7 @@ mod tests {
     fn a_header_of_ours_takes_the_place_of_every_spelling() {
         let mut headers: Headers = [("TraceParent", "a"), ("traceparent", "b"), ("Other", "c")].into_iter().collect();
         headers.replace("traceparent", "d");
-        let mut all: Vec<_> = headers.iter().collect();
-        all.sort_unstable();
+        let all: Vec<_> = headers.iter().collect();
         assert_eq!(all, [("Other", "c"), ("traceparent", "d")]);
     }
 
@@ -108,5 +135,19 @@ mod tests {
         headers.set("Rankpin-Decision", "a\r\nRankpin-Final: true");
         assert_eq!(headers.find("rankpin-decision"), Some("a  Rankpin-Final: true"));
         assert_eq!(headers.find("rankpin-final"), None);
+    }
+
+    #[test]
+    fn the_client_library_has_the_same() {
+        let headers: Headers = [("A", "1"), ("a", "2"), ("A", "3"), ("bad name", "4"), ("B", "")].into_iter().collect();
+        let there_and_back = Headers::of_map(&headers.to_map());
+        let sorted = |headers: &Headers| {
+            let mut all: Vec<_> = headers.iter().map(|(name, value)| format!("{name}={value}")).collect();
+            all.sort_unstable();
+            all
+        };
+        assert_eq!(sorted(&headers), ["A=1", "A=3", "B=", "a=2"]);
+        assert_eq!(sorted(&there_and_back), sorted(&headers));
+        assert_eq!(headers.wire_len(), "NATS/1.0\r\nA: 1\r\na: 2\r\nA: 3\r\nB: \r\n\r\n".len());
     }
 }

@@ -274,8 +274,8 @@ impl Link {
     ) -> Result<(), async_nats::PublishError> {
         let (client, _) = self.client();
         match reply {
-            Some(reply) => client.publish_with_reply_and_headers(subject, reply, headers.0, payload).await,
-            None => client.publish_with_headers(subject, headers.0, payload).await,
+            Some(reply) => client.publish_with_reply_and_headers(subject, reply, headers.to_map(), payload).await,
+            None => client.publish_with_headers(subject, headers.to_map(), payload).await,
         }
     }
 }

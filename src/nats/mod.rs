@@ -12,7 +12,7 @@ pub mod login;
 pub mod objects;
 pub mod pins;
 pub mod registry;
-pub mod subscriptions;
+pub mod subscription;
 pub mod tls;
 pub mod writes;
 
@@ -20,9 +20,9 @@ pub use access::{Access, AccessError};
 pub use async_nats::{PublishError, Subject};
 pub use headers::Headers;
 pub use jetstream::{JetStream, JetStreamError};
-pub use lane::{Block, Lane, Lines, Message, Payload, Unsent};
+pub use lane::{Block, Lane, Lines, Message, Payload, Unsent, Unsound};
 pub use link::{ConnectError, Link, LinkOptions, LinkState};
-pub use subscriptions::Subscriptions;
+pub use subscription::Subscription;
 
 use bytes::Bytes;
 
@@ -46,7 +46,7 @@ impl From<async_nats::Message> for Inbound {
         Self {
             subject: message.subject,
             reply: message.reply,
-            headers: Headers(message.headers.unwrap_or_default()),
+            headers: message.headers.as_ref().map(Headers::of_map).unwrap_or_default(),
             payload: message.payload,
             status: message.status.map(|status| status.as_u16()),
         }

@@ -9,13 +9,13 @@ use std::time::Duration;
 
 use async_nats::Request;
 use async_nats::client::RequestErrorKind;
-use async_nats::header::{HeaderValue, NATS_EXPECTED_LAST_SUBJECT_SEQUENCE};
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
 use bytes::Bytes;
 use serde::Deserialize;
 
 use super::{Headers, Link};
+use crate::wire::header::EXPECTED_LAST_SUBJECT_SEQUENCE;
 
 /// How long the server may take to answer.
 const ANSWER_TIMEOUT: Duration = Duration::from_millis(1500);
@@ -156,7 +156,7 @@ impl Registry {
     /// The revision alone, for which the right to publish the key is enough.
     async fn revision(&self) -> Result<Option<Entry>, RegistryError> {
         let mut headers = Headers::new();
-        headers.0.insert(NATS_EXPECTED_LAST_SUBJECT_SEQUENCE, HeaderValue::from(UNREACHABLE_SEQUENCE));
+        headers.set(EXPECTED_LAST_SUBJECT_SEQUENCE, &UNREACHABLE_SEQUENCE.to_string());
         let answer = self.ask(self.subject(), headers, Bytes::new()).await?;
         let Some(error) = answer.error else {
             return Err(RegistryError::Refused("the stream ignores Nats-Expected-Last-Subject-Sequence".into()));
@@ -174,7 +174,7 @@ impl Registry {
 
     async fn write(&self, expected: u64, operation: Option<&str>, value: Bytes) -> Result<u64, RegistryError> {
         let mut headers = Headers::new();
-        headers.0.insert(NATS_EXPECTED_LAST_SUBJECT_SEQUENCE, HeaderValue::from(expected));
+        headers.set(EXPECTED_LAST_SUBJECT_SEQUENCE, &expected.to_string());
         if let Some(operation) = operation {
             headers.set(OPERATION, operation);
         }
@@ -188,7 +188,7 @@ impl Registry {
 
     async fn ask(&self, subject: String, headers: Headers, payload: Bytes) -> Result<Answer, RegistryError> {
         let (client, generation) = self.link.client();
-        let request = Request::new().headers(headers.0).payload(payload).timeout(Some(ANSWER_TIMEOUT));
+        let request = Request::new().headers(headers.to_map()).payload(payload).timeout(Some(ANSWER_TIMEOUT));
         let sent = client.send_request(subject.clone(), request);
         // Its own timeout begins once the client has taken the message, which may wait while there is no connection.
         let sent = tokio::time::timeout(ANSWER_TIMEOUT + ANSWER_TIMEOUT / 2, sent).await;

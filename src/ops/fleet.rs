@@ -12,7 +12,7 @@ use crate::core::hash::PinKey;
 use crate::core::load::Report;
 use crate::core::worker::{WorkerKind, WorkerSpec, WorkerState};
 use crate::nats::bucket::{Bucket, Change, Unreachable, Watched};
-use crate::nats::{Link, Subscriptions};
+use crate::nats::{Link, Subscription};
 use crate::wire::load::LoadReport;
 use crate::wire::pin::PinValue;
 use crate::wire::registration::Registration;
@@ -113,7 +113,7 @@ impl WorkerView {
 /// Reads a fleet: registrations, a second of load reports, and where sessions are pinned.
 pub async fn read(link: &Link, subjects: &Subjects) -> Result<Fleet, OpsError> {
     let listening = Instant::now();
-    let loads = Subscriptions::open(link, &[(subjects.loads(), None)]).await?;
+    let loads = Subscription::open(link, subjects.loads()).await?;
     let (specs, refused) = registrations(link, subjects).await?;
     let counted = count_pins(link, subjects).await;
     let reports = hear(loads, listening + LISTEN).await;
@@ -206,9 +206,9 @@ async fn count_pins(link: &Link, subjects: &Subjects) -> Result<Counts, String> 
 }
 
 /// The last report of each worker, by name.
-pub async fn hear(mut loads: Subscriptions, until: Instant) -> HashMap<String, Report> {
+pub async fn hear(mut loads: Subscription, until: Instant) -> HashMap<String, Report> {
     let mut reports = HashMap::new();
-    while let Ok(Some((_, message))) = tokio::time::timeout_at(until, loads.next()).await {
+    while let Ok(Some(message)) = tokio::time::timeout_at(until, loads.next()).await {
         let encoding = Encoding::of(header::find(message.headers.iter(), header::CONTENT_TYPE));
         if let Ok(report) = LoadReport::parse(encoding, &message.payload) {
             reports.insert(report.worker.as_str().to_owned(), report);

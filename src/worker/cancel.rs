@@ -97,7 +97,7 @@ pub(super) struct Cancels {
 #[derive(Debug, Default)]
 struct Inner {
     // Two frontends may choose the same request id, so one key may stand for several requests; a cancel is for all.
-    held: HashMap<AttemptKey, Vec<CancelToken>>,
+    held: HashMap<AttemptKey, Vec<CancelToken>, foldhash::fast::RandomState>,
     recent: HashMap<AttemptKey, Instant>,
     by_age: VecDeque<(AttemptKey, Instant)>,
 }

@@ -6,7 +6,7 @@ use bytes::Bytes;
 use uuid::Uuid;
 
 use crate::core::id::{DpRank, RequestId};
-use crate::nats::{Headers, Inbound, Subject};
+use crate::nats::{Headers, Message, Subject, Unsound};
 use crate::wire::header;
 
 /// Clock skew between router and worker that is allowed for.
@@ -41,6 +41,9 @@ pub(super) enum DispatchError {
     /// `Rankpin-Request-Id` breaks the rules of ids.
     #[error("header Rankpin-Request-Id {0}")]
     Id(#[from] crate::core::id::NameError),
+    /// Its header block breaks other clients.
+    #[error("its headers can't be read: {0}")]
+    Headers(#[from] Unsound),
     /// A subject to be published to is none that a request may name.
     #[error("the reply subject {0:?} is no inbox")]
     Subject(String),
@@ -48,41 +51,45 @@ pub(super) enum DispatchError {
 
 impl Dispatch {
     /// Reads a message that came in for a rank, or for any.
-    pub(super) fn read(message: Inbound, rank: Option<DpRank>) -> Result<Self, DispatchError> {
-        let headers = message.headers;
-        let [id, reply_to, session, decision, accept_by, attempt, model] = headers.find_all([
-            header::REQUEST_ID,
-            header::REPLY_TO,
-            header::SESSION,
-            header::DECISION,
-            header::ACCEPT_BY,
-            header::ATTEMPT,
-            header::MODEL,
-        ]);
+    pub(super) fn read(message: &Message, rank: Option<DpRank>) -> Result<Self, DispatchError> {
+        let events_to = message.reply().map(inbox).transpose()?;
+        let headers = message.headers()?;
+        let [id, reply_to, session, decision, accept_by, attempt, model] = header::find_all(
+            headers.iter(),
+            [
+                header::REQUEST_ID,
+                header::REPLY_TO,
+                header::SESSION,
+                header::DECISION,
+                header::ACCEPT_BY,
+                header::ATTEMPT,
+                header::MODEL,
+            ],
+        );
+        let reply_to = reply_to.map(inbox).transpose()?;
         let id = match id {
             Some(id) => RequestId::new(id)?,
             None => RequestId::new(Uuid::now_v7().simple().encode_lower(&mut Uuid::encode_buffer()))?,
         };
-        let reply_to = reply_to.map(Subject::from);
-        for subject in message.reply.iter().chain(&reply_to) {
-            if !may_publish_to(subject.as_str()) {
-                return Err(DispatchError::Subject(subject.as_str().to_owned()));
-            }
-        }
         Ok(Self {
             id,
             attempt: attempt.and_then(|v| v.parse().ok()).unwrap_or(1),
             rank,
-            events_to: message.reply,
+            events_to,
             reply_to,
             session: session.map(Into::into),
             decision: decision.map(Into::into),
             model: model.map(Into::into),
             accept_by_ms: accept_by.and_then(|v| v.parse().ok()),
-            headers,
-            payload: message.payload,
+            headers: headers.into(),
+            payload: message.payload_bytes(),
         })
     }
+}
+
+/// A subject that a message names, where it may be published to.
+fn inbox(subject: &str) -> Result<Subject, DispatchError> {
+    if may_publish_to(subject) { Ok(Subject::from(subject)) } else { Err(DispatchError::Subject(subject.to_owned())) }
 }
 
 /// Whether a subject that a message names may be published to. Whoever may publish to a worker may name any subject
@@ -121,14 +128,9 @@ pub(super) fn lateness(accept_by_ms: Option<u64>, now_ms: u64) -> Lateness {
 mod tests {
     use super::*;
 
-    fn message(reply: Option<&str>, headers: &[(&str, &str)]) -> Inbound {
-        Inbound {
-            subject: Subject::from("rankpin.worker.w.any"),
-            reply: reply.map(Subject::from),
-            headers: headers.iter().copied().collect(),
-            payload: Bytes::from_static(b"{}"),
-            status: None,
-        }
+    fn message(reply: Option<&str>, headers: &[(&str, &str)]) -> Message {
+        let lines: String = headers.iter().map(|(name, value)| format!("{name}: {value}\r\n")).collect();
+        Message::of("rankpin.worker.w.any", reply, &format!("NATS/1.0\r\n{lines}\r\n"), b"{}")
     }
 
     #[test]
@@ -143,7 +145,7 @@ mod tests {
 
     #[test]
     fn what_is_missing_has_a_meaning() {
-        let read = Dispatch::read(message(None, &[]), None).expect("valid");
+        let read = Dispatch::read(&message(None, &[]), None).expect("valid");
         assert_eq!((read.attempt, read.rank, read.accept_by_ms), (1, None, None));
         assert_eq!(read.id.as_str().len(), 32);
         assert!(read.events_to.is_none() && read.reply_to.is_none());
@@ -152,13 +154,25 @@ mod tests {
     #[test]
     fn nobody_makes_a_worker_publish_where_they_may_not() {
         for bad in ["$KV.b.k", "$JS.API.STREAM.DELETE.x", "a b", "a..b", "", "a.*", "a.>", "a\u{7f}"] {
-            let by_header = Dispatch::read(message(None, &[("Rankpin-Reply-To", bad)]), None);
-            let by_reply = Dispatch::read(message(Some(bad), &[]), None);
+            let by_header = Dispatch::read(&message(None, &[("Rankpin-Reply-To", bad)]), None);
+            let by_reply = Dispatch::read(&message(Some(bad), &[]), None);
             assert!(by_reply.is_err(), "{bad:?}");
             // A blank header is as if missing.
             assert_eq!(by_header.is_err(), !bad.is_empty(), "{bad:?}");
         }
-        assert!(Dispatch::read(message(Some("_INBOX.a.1"), &[("Rankpin-Reply-To", "_INBOX.b")]), None).is_ok());
-        assert!(Dispatch::read(message(None, &[("Rankpin-Request-Id", "a b")]), None).is_err());
+        assert!(Dispatch::read(&message(Some("_INBOX.a.1"), &[("Rankpin-Reply-To", "_INBOX.b")]), None).is_ok());
+        assert!(Dispatch::read(&message(None, &[("Rankpin-Request-Id", "a b")]), None).is_err());
+    }
+
+    #[test]
+    fn whoever_is_told_of_a_bad_request_is_looked_at_first() {
+        let bad_id = [("Rankpin-Request-Id", "a b")];
+        let told = |reply| Dispatch::read(&message(Some(reply), &bad_id), None).expect_err("a bad id");
+        assert!(matches!(told("_INBOX.a.1"), DispatchError::Id(_)));
+        assert!(matches!(told("$KV.b.k"), DispatchError::Subject(_)));
+        let unsound = |reply| Message::of("rankpin.worker.w.any", Some(reply), "NATS/1.0\r\nno colon\r\n\r\n", b"{}");
+        let told = |reply| Dispatch::read(&unsound(reply), None).expect_err("bad headers");
+        assert!(matches!(told("_INBOX.a.1"), DispatchError::Headers(_)));
+        assert!(matches!(told("$KV.b.k"), DispatchError::Subject(_)));
     }
 }

@@ -1,15 +1,14 @@
-//! Everything that comes in for a worker: dispatches on its ranks' subjects, cancels, probes (protocol section 6).
+//! Everything that comes in for a worker: dispatches on its ranks' subjects, cancels, drains (protocol section 6).
 //!
-//! It has a connection of its own. Whoever may publish here may send a header block that kills the client library's
-//! connection task; then this connection is made anew, and the registration, events and replies, which go out on
-//! others, are none the wiser.
+//! It has a connection of its own, so that a flood of requests holds up neither events nor replies. It is a lane:
+//! whoever may publish here may send a header block that would end a connection of the client library's.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use tokio::sync::watch;
 use tokio::task::JoinSet;
-use tracing::{debug, info, warn};
+use tracing::debug;
 
 use super::cancel::CancelReason;
 use super::dispatch::{Dispatch, DispatchError};
@@ -19,24 +18,108 @@ use super::replies::Events;
 use super::serve::Service;
 use super::slots::MAX_HELD;
 use crate::core::id::{DpRank, RankRange, RequestId, WorkerId};
-use crate::nats::subscriptions::Subscriptions;
-use crate::nats::{ConnectError, Inbound, Link};
+use crate::nats::{Block, ConnectError, Lane, LinkOptions, Message, Subject};
 use crate::wire::header;
 use crate::wire::subject::{ANY_QUEUE, Subjects};
 
 /// Tasks at most: those that serve, and as many that only refuse.
 const MAX_TASKS: usize = 2 * MAX_HELD;
-/// Pause before subscribing is tried again.
-const RETRY_AFTER: Duration = Duration::from_millis(200);
 
-/// Place of the first rank's subscription.
-const FIRST_RANK: usize = 3;
+/// Numbers of the subscriptions. Those of the ranks follow, in their order.
+const CANCELS: u64 = 0;
+const ANY: u64 = 1;
+const DRAINS: u64 = 2;
+const FIRST_RANK: u64 = 3;
 
-/// What a worker subscribes to. The place of a subscription tells what its messages are.
-#[derive(Debug)]
-pub(super) struct Wanted {
+/// Where a worker listens.
+#[derive(Debug, Clone)]
+pub(super) struct Intake {
+    lane: Lane,
+    subjects: Subjects,
+    worker: WorkerId,
     ranks: RankRange,
-    subjects: Vec<(String, Option<&'static str>)>,
+}
+
+impl Intake {
+    pub(super) async fn open(
+        options: LinkOptions,
+        subjects: Subjects,
+        worker: WorkerId,
+        ranks: RankRange,
+    ) -> Result<Self, ConnectError> {
+        Ok(Self { lane: Lane::open(options).await?, subjects, worker, ranks })
+    }
+
+    /// Subscribes, and waits until the server has it, which tells too whether its user may. [`Self::read`] has to run.
+    pub(super) async fn listen(&self) -> Result<(), ConnectError> {
+        self.lane.subscribe(CANCELS, &self.subjects.worker_cancel(&self.worker), None);
+        self.lane.subscribe(ANY, &self.subjects.any(&self.worker), Some(ANY_QUEUE));
+        self.lane.subscribe(DRAINS, &self.subjects.worker_drain(&self.worker), None);
+        for (number, rank) in (FIRST_RANK..).zip(self.ranks.iter()) {
+            self.lane.subscribe(number, &self.subjects.rank(&self.worker, rank), None);
+        }
+        self.lane.barrier().await
+    }
+
+    /// Reads messages until told to leave, and then until the server sends no more; every request is served in a task of
+    /// its own.
+    pub(super) async fn read<E: Engine>(
+        self,
+        service: Arc<Service<E>>,
+        phase: watch::Receiver<Phase>,
+        served: watch::Receiver<Vec<bool>>,
+    ) {
+        let mut tasks = JoinSet::new();
+        let take = |message: Message| {
+            while tasks.try_join_next().is_some() {}
+            take(&service, &mut tasks, self.kind(message.subscription()), &message);
+        };
+        // The first arm never ends; where the second does, no more comes in.
+        tokio::select! {
+            () = self.lane.drive(take) => {}
+            () = self.follow(phase, served) => {}
+        }
+    }
+
+    /// Listens on the subjects of the ranks that are served, and on no other's: whoever publishes there learns from the
+    /// server that nobody is there, and looks for another rank. Ends with the worker, once the server sends no more.
+    async fn follow(&self, mut phase: watch::Receiver<Phase>, mut served: watch::Receiver<Vec<bool>>) {
+        let mut open = vec![true; self.ranks.size() as usize];
+        let leaving = async move {
+            // The end of the channel is the end of the worker, too.
+            let _ = phase.wait_for(|phase| *phase == Phase::Leaving).await;
+        };
+        let mut leaving = std::pin::pin!(leaving);
+        loop {
+            // Both arms may be dropped: no change is lost, and `leaving` is pinned outside.
+            tokio::select! {
+                biased;
+                () = &mut leaving => break,
+                () = changed(&mut served) => {}
+            }
+            let now = served.borrow_and_update().clone();
+            for (((number, rank), open), now) in (FIRST_RANK..).zip(self.ranks.iter()).zip(&mut open).zip(now) {
+                match (std::mem::replace(open, now), now) {
+                    (true, false) => self.lane.unsubscribe(number),
+                    (false, true) => self.lane.subscribe(number, &self.subjects.rank(&self.worker, rank), None),
+                    (true, true) | (false, false) => (),
+                }
+            }
+        }
+        (0..FIRST_RANK + u64::from(self.ranks.size())).for_each(|number| self.lane.unsubscribe(number));
+        if let Err(problem) = self.lane.barrier().await {
+            debug!(%problem, "the end of the subscriptions");
+        }
+    }
+
+    fn kind(&self, number: u64) -> Kind {
+        match number {
+            CANCELS => Kind::Cancel,
+            ANY => Kind::Dispatch(None),
+            DRAINS => Kind::Drain,
+            rank => Kind::Dispatch(Some(self.ranks.at(rank - FIRST_RANK))),
+        }
+    }
 }
 
 /// What a message is, by the subscription that it came on.
@@ -47,93 +130,6 @@ enum Kind {
     Drain,
 }
 
-impl Wanted {
-    pub(super) fn new(subjects: &Subjects, worker: &WorkerId, ranks: RankRange) -> Self {
-        let mut wanted = vec![
-            (subjects.worker_cancel(worker), None),
-            (subjects.any(worker), Some(ANY_QUEUE)),
-            (subjects.worker_drain(worker), None),
-        ];
-        wanted.extend(ranks.iter().map(|rank| (subjects.rank(worker, rank), None)));
-        Self { ranks, subjects: wanted }
-    }
-
-    pub(super) async fn open(&self, link: &Link) -> Result<Subscriptions, ConnectError> {
-        Subscriptions::open(link, &self.subjects).await
-    }
-
-    /// Listens on the subjects of the ranks that are served, and on no other's: whoever publishes there learns from the
-    /// server that nobody is there, and looks for another rank. An error means that the client is dead.
-    async fn follow(
-        &self,
-        link: &Link,
-        subscriptions: &mut Subscriptions,
-        open: &mut [bool],
-        served: &[bool],
-    ) -> Result<(), ConnectError> {
-        for (rank, (open, served)) in open.iter_mut().zip(served).enumerate() {
-            let index = rank + FIRST_RANK;
-            match (std::mem::replace(open, *served), *served) {
-                (true, false) => subscriptions.close(index).await,
-                (false, true) => subscriptions.add(link, index, &self.subjects[index]).await?,
-                (true, true) | (false, false) => (),
-            }
-        }
-        Ok(())
-    }
-
-    fn kind(&self, index: usize) -> Kind {
-        match index {
-            0 => Kind::Cancel,
-            1 => Kind::Dispatch(None),
-            2 => Kind::Drain,
-            _ => Kind::Dispatch(Some(self.ranks.at((index - FIRST_RANK) as u64))),
-        }
-    }
-}
-
-/// Reads messages until told to leave; every request is served in a task of its own.
-pub(super) async fn read<E: Engine>(
-    service: Arc<Service<E>>,
-    link: Link,
-    wanted: Wanted,
-    mut subscriptions: Subscriptions,
-    mut phase: watch::Receiver<Phase>,
-    mut served: watch::Receiver<Vec<bool>>,
-) {
-    let mut tasks = JoinSet::new();
-    let mut open = vec![true; wanted.ranks.size() as usize];
-    let leaving = async move {
-        // The end of the channel is the end of the worker, too.
-        let _ = phase.wait_for(|phase| *phase == Phase::Leaving).await;
-    };
-    let mut leaving = std::pin::pin!(leaving);
-    loop {
-        // Every arm may be dropped: no message or change is lost, and `leaving` is pinned outside.
-        let next = tokio::select! {
-            biased;
-            () = &mut leaving => return,
-            () = changed(&mut served) => {
-                let now = served.borrow_and_update().clone();
-                match wanted.follow(&link, &mut subscriptions, &mut open, &now).await {
-                    Ok(()) => continue,
-                    Err(_) => None,
-                }
-            }
-            next = subscriptions.next() => next,
-        };
-        match next {
-            Some((index, message)) => take(&service, &mut tasks, wanted.kind(index), message),
-            None => {
-                subscriptions = open_again(&link, &wanted, subscriptions.generation()).await;
-                open.fill(true);
-                served.mark_changed();
-            }
-        }
-        while tasks.try_join_next().is_some() {}
-    }
-}
-
 /// Returns when other ranks are served than before.
 async fn changed(served: &mut watch::Receiver<Vec<bool>>) {
     if served.changed().await.is_err() {
@@ -142,49 +138,38 @@ async fn changed(served: &mut watch::Receiver<Vec<bool>>) {
     }
 }
 
-/// Subscribes anew with a new client, until it stands.
-async fn open_again(link: &Link, wanted: &Wanted, mut dead: u64) -> Subscriptions {
-    loop {
-        link.rebuild(dead).await;
-        match wanted.open(link).await {
-            Ok(subscriptions) => {
-                info!("subscribed again");
-                return subscriptions;
-            }
-            Err(problem) => warn!(%problem, "cannot subscribe again, trying on"),
-        }
-        tokio::time::sleep(RETRY_AFTER).await;
-        dead = link.client().1;
+fn take<E: Engine>(service: &Arc<Service<E>>, tasks: &mut JoinSet<()>, kind: Kind, message: &Message) {
+    if let Kind::Cancel = kind {
+        return cancel(service, message);
     }
-}
-
-fn take<E: Engine>(service: &Arc<Service<E>>, tasks: &mut JoinSet<()>, kind: Kind, message: Inbound) {
+    if tasks.len() >= MAX_TASKS {
+        // Not even a refusal can be sent in time; the router hears nothing and tries elsewhere.
+        return debug!("dropped a message: too many tasks");
+    }
     match kind {
-        Kind::Cancel => cancel(service, &message),
+        Kind::Cancel => {}
         Kind::Drain => {
-            let service = Arc::clone(service);
-            tasks.spawn(async move { service.answer_drain(message).await });
-        }
-        Kind::Dispatch(rank) => {
-            if tasks.len() >= MAX_TASKS {
-                // Not even a refusal can be sent in time; the router hears nothing and tries elsewhere.
-                debug!("dropped a request: too many tasks");
-                return;
+            // A server answers wherever it is told to, whoever asks it, and never with nothing.
+            if !message.payload().is_empty() {
+                return tracing::warn!("what came on the subject of drains is none: it has a payload");
             }
-            dispatch(service, tasks, rank, message);
+            let (service, reply) = (Arc::clone(service), message.reply().map(Subject::from));
+            tasks.spawn(async move { service.answer_drain(reply).await });
         }
+        Kind::Dispatch(rank) => dispatch(service, tasks, rank, message),
     }
 }
 
-fn cancel<E: Engine>(service: &Service<E>, message: &Inbound) {
-    if message.headers.find(header::PROBE).is_some() {
+fn cancel<E: Engine>(service: &Service<E>, message: &Message) {
+    let headers = message.headers().unwrap_or(Block::NONE);
+    if headers.find(header::PROBE).is_some() {
         return;
     }
-    let id = message.headers.find(header::REQUEST_ID).and_then(|id| RequestId::new(id).ok());
-    let attempt = message.headers.find(header::ATTEMPT).and_then(|attempt| attempt.parse().ok());
+    let id = headers.find(header::REQUEST_ID).and_then(|id| RequestId::new(id).ok());
+    let attempt = headers.find(header::ATTEMPT).and_then(|attempt| attempt.parse().ok());
     match (id, attempt) {
         (Some(id), Some(attempt)) => {
-            let given_up = message.headers.find(header::GIVEN_UP).is_some();
+            let given_up = headers.find(header::GIVEN_UP).is_some();
             let reason = if given_up { CancelReason::GivenUp } else { CancelReason::Asked };
             service.cancels.cancel((id, attempt), reason, Instant::now());
         }
@@ -192,8 +177,7 @@ fn cancel<E: Engine>(service: &Service<E>, message: &Inbound) {
     }
 }
 
-fn dispatch<E: Engine>(service: &Arc<Service<E>>, tasks: &mut JoinSet<()>, rank: Option<DpRank>, message: Inbound) {
-    let reply = message.reply.clone();
+fn dispatch<E: Engine>(service: &Arc<Service<E>>, tasks: &mut JoinSet<()>, rank: Option<DpRank>, message: &Message) {
     match Dispatch::read(message, rank) {
         Ok(dispatch) => {
             if let Some((held, late)) = service.enter(&dispatch) {
@@ -201,8 +185,8 @@ fn dispatch<E: Engine>(service: &Arc<Service<E>>, tasks: &mut JoinSet<()>, rank:
                 tasks.spawn(async move { service.serve(dispatch, held, late).await });
             }
         }
-        Err(problem @ DispatchError::Id(_)) => {
-            let events = Events::new(service.outlet.clone(), reply);
+        Err(problem @ (DispatchError::Id(_) | DispatchError::Headers(_))) => {
+            let events = Events::new(service.outlet.clone(), message.reply().map(Subject::from));
             tasks.spawn(async move { events.rejected(&Refusal::invalid(problem.to_string())).await });
         }
         Err(problem @ DispatchError::Subject(_)) => debug!(%problem, "dropped a request"),

@@ -38,7 +38,7 @@ pub use slots::MAX_HELD;
 
 use self::bodies::Bodies;
 use self::cancel::Cancels;
-use self::intake::Wanted;
+use self::intake::Intake;
 use self::outlet::Outlet;
 use self::registration::{Keeper, Phase};
 use self::serve::Service;
@@ -168,7 +168,6 @@ pub struct Worker {
     slots: Arc<Slots>,
     cancels: Arc<Cancels>,
     asked: watch::Receiver<bool>,
-    intake: Link,
     store: Link,
     outlet: Outlet,
     tasks: JoinSet<Result<(), WorkerError>>,
@@ -191,15 +190,12 @@ impl Worker {
         let registration = options.registration(&instance);
         registration.check().map_err(WorkerError::Invalid)?;
         let subjects = Subjects::new(options.namespace);
-        let [intake, store] = [Link::open(options.link.clone()).await?, Link::open(options.link.clone()).await?];
-        let (outlet, driver) = Outlet::open(options.link).await?;
-
+        let store = Link::open(options.link.clone()).await?;
+        let (outlet, driver) = Outlet::open(options.link.clone()).await?;
         let registry = Registry::new(store.clone(), subjects.workers_bucket(), options.worker.as_str().into());
         let mut keeper = Keeper::wait_for_name(registry, registration).await?;
-        let wanted = Wanted::new(&subjects, &options.worker, options.ranks);
-        let subscriptions = wanted.open(&intake).await?;
-        keeper.register().await?;
-        info!(worker = %options.worker, instance, "registered");
+        let (worker, ranks) = (options.worker.clone(), options.ranks);
+        let intake = Intake::open(options.link, subjects.clone(), worker, ranks).await?;
 
         let (ask, asked) = watch::channel(false);
         let (phase, told) = watch::channel(Phase::Ready);
@@ -219,10 +215,12 @@ impl Worker {
         });
         let (slots, cancels) = (Arc::clone(&service.slots), Arc::clone(&service.cancels));
         let mut tasks = JoinSet::new();
-        tasks.spawn(keeper.keep(told.clone()));
-        let (served, ranks) = watch::channel(vec![true; options.ranks.size() as usize]);
-        let reading = intake::read(Arc::clone(&service), intake.clone(), wanted, subscriptions, told, ranks);
-        tasks.spawn(reading.map(Ok));
+        let (served, changes) = watch::channel(vec![true; ranks.size() as usize]);
+        tasks.spawn(intake.clone().read(Arc::clone(&service), told.clone(), changes).map(Ok));
+        intake.listen().await?;
+        keeper.register().await?;
+        info!(worker = %options.worker, instance, "registered");
+        tasks.spawn(keeper.keep(told));
         tasks.spawn(reports::report(service, instance.clone(), subjects.load(&options.worker)).map(Ok));
         Ok(Self {
             instance,
@@ -233,7 +231,6 @@ impl Worker {
             slots,
             cancels,
             asked,
-            intake,
             store,
             outlet,
             tasks,
@@ -334,9 +331,9 @@ impl Worker {
         outcome.unwrap_or_else(|_| Err(WorkerError::Broken("the NATS server did not answer at the end".into())))
     }
 
-    /// Waits until the server has seen all that this worker did: subscriptions have ended, messages are out.
+    /// Waits until all messages are out.
     async fn settle(&self) -> Result<(), WorkerError> {
-        let round_trips = [self.intake.barrier().await, self.store.barrier().await, self.outlet.barrier().await];
+        let round_trips = [self.store.barrier().await, self.outlet.barrier().await];
         for round_trip in round_trips {
             match round_trip {
                 // What the server did not allow was told of when it was tried; the round trip is what counts here.

@@ -8,7 +8,7 @@ use bytes::Bytes;
 use futures_util::FutureExt as _;
 use tokio::sync::watch;
 use tokio::time::{MissedTickBehavior, interval_at};
-use tracing::{debug, error, warn};
+use tracing::{debug, error};
 
 use super::bodies::Bodies;
 use super::cancel::{CancelReason, Cancels, Held};
@@ -19,7 +19,7 @@ use super::registration::Phase;
 use super::replies::{Events, ReplyError, ReplyStream};
 use super::slots::{Slot, Slots};
 use crate::core::id::WorkerId;
-use crate::nats::{Headers, Inbound, Link};
+use crate::nats::{Headers, Link, Subject};
 use crate::telemetry::trace::{Kind, Span, TRACEPARENT};
 use crate::wire::drain::DrainAnswer;
 use crate::wire::event::{Finished, Outcome};
@@ -79,11 +79,7 @@ impl<E: Engine> Service<E> {
     }
 
     /// An operator asks for a drain: it begins at once, whatever the host of the worker then does.
-    pub(super) async fn answer_drain(&self, message: Inbound) {
-        if !message.payload.is_empty() {
-            // A server answers wherever it is told to, whoever asks it, and never with nothing.
-            return warn!("what came on the subject of drains is none: it has a payload");
-        }
+    pub(super) async fn answer_drain(&self, reply: Option<Subject>) {
         self.slots.drain();
         self.phase.send_if_modified(|phase| {
             let begins = *phase == Phase::Ready;
@@ -93,7 +89,7 @@ impl<E: Engine> Service<E> {
             begins
         });
         self.drain_asked.send_replace(true);
-        let Some(reply) = message.reply else { return };
+        let Some(reply) = reply else { return };
         let (worker, instance) = (self.worker.as_str().to_owned(), self.instance.clone());
         let answer = DrainAnswer { v: 1, worker, instance, held: self.slots.held() as u64 };
         let mut headers = Headers::new();

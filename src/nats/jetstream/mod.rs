@@ -198,7 +198,7 @@ impl JetStream {
         let (client, generation) = self.link.client();
         let mut request = Request::new().payload(payload).timeout(Some(ANSWER_TIMEOUT));
         if headers.iter().next().is_some() {
-            request = request.headers(headers.0);
+            request = request.headers(headers.to_map());
         }
         // Its own timeout begins once the client has taken the message, which may wait while there is no connection.
         let sent = tokio::time::timeout(ANSWER_TIMEOUT * 2, client.send_request(subject.to_owned(), request)).await;

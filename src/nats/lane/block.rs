@@ -44,12 +44,12 @@ impl<'m> Block<'m> {
     }
 
     /// The lines of a block that was checked.
-    pub(super) fn checked(lines: &'m str) -> Self {
+    pub(in crate::nats) fn checked(lines: &'m str) -> Self {
         Self(lines)
     }
 
     /// The checked lines.
-    pub(super) fn lines(&self) -> &'m str {
+    pub(in crate::nats) fn lines(&self) -> &'m str {
         self.0
     }
 
@@ -137,12 +137,7 @@ impl Default for Lines {
 impl From<&super::super::Headers> for Lines {
     fn from(headers: &super::super::Headers) -> Self {
         let mut lines = Self::with_capacity(headers.wire_len());
-        // They were checked when they became headers: a name is one word, a value one line.
-        for (name, value) in headers.iter() {
-            for part in [name, ": ", value, "\r\n"] {
-                lines.0.push_str(part);
-            }
-        }
+        lines.0.push_str(headers.lines());
         lines
     }
 }
@@ -198,7 +193,7 @@ impl Lines {
 
     /// The same for the client library.
     pub fn to_headers(&self) -> super::super::Headers {
-        Block::checked(self.lines()).iter().collect()
+        Block::checked(self.lines()).into()
     }
 
     fn lines(&self) -> &str {

@@ -98,6 +98,22 @@ impl Message {
         self.frame.len()
     }
 
+    /// One that has come in with this header block.
+    #[cfg(test)]
+    pub(crate) fn of(subject: &str, reply: Option<&str>, block: &str, payload: &[u8]) -> Self {
+        let headers = Block::read(block.as_bytes());
+        let mut frame = Vec::new();
+        let mut add = |bytes: &[u8]| {
+            frame.extend_from_slice(bytes);
+            frame.len() - bytes.len()..frame.len()
+        };
+        let (subject, reply) = (add(subject.as_bytes()), reply.map(|reply| add(reply.as_bytes())));
+        let status = headers.ok().and_then(|(_, status)| status);
+        let headers = headers.map(|(block, _)| add(block.lines().as_bytes()));
+        let payload = add(payload);
+        Self { subscription: 0, subject, reply, headers, payload, status, frame: frame.into() }
+    }
+
     fn text(&self, range: &Range<usize>) -> &str {
         simdutf8::basic::from_utf8(&self.frame[range.clone()]).expect("checked when it was read")
     }

@@ -81,7 +81,10 @@ async fn stand(shared: &Shared, address: &ServerAddr) -> Result<Connection, Conn
     for count in &shared.received {
         count.store(0, Ordering::Relaxed);
     }
-    let lines: String = lock(&shared.subscriptions).iter().map(|subscription| subscription.line() + "\r\n").collect();
+    let lines: String = {
+        let subscriptions = lock(&shared.subscriptions);
+        subscriptions.iter().map(|(number, subscription)| subscription.line(*number) + "\r\n").collect()
+    };
     let written = async {
         connection.stream.write_all(lines.as_bytes()).await?;
         connection.stream.flush().await

@@ -13,7 +13,7 @@ mod drive;
 mod handshake;
 mod outbox;
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -37,8 +37,8 @@ use crate::core::partition::MAX_PARTITIONS;
 const BARRIER_TIMEOUT: Duration = Duration::from_secs(5);
 /// Most round trips that may be under way for whoever asks whether the server answers.
 const MAX_ROUND_TRIPS: usize = 64;
-/// Subscriptions that one connection can have; their numbers are below.
-pub const MAX_SUBSCRIPTIONS: usize = 16 + MAX_PARTITIONS as usize;
+/// Subscriptions whose messages are counted: those with numbers below.
+pub const MAX_COUNTED: usize = 16 + MAX_PARTITIONS as usize;
 
 /// A connection that reconnects by itself. Cheap to clone.
 #[derive(Debug, Clone)]
@@ -56,9 +56,10 @@ struct Shared {
     added: AtomicBool,
     /// Wakes the driver.
     waker: AtomicWaker,
-    subscriptions: Mutex<Vec<Subscription>>,
+    /// By number.
+    subscriptions: Mutex<BTreeMap<u64, Subscription>>,
     /// Messages received, by number of subscription, since the connection came to stand.
-    received: [AtomicU64; MAX_SUBSCRIPTIONS],
+    received: [AtomicU64; MAX_COUNTED],
     /// What each PONG will be for, in the order of the PINGs.
     pongs: Mutex<VecDeque<Pinged>>,
     state: watch::Sender<LinkState>,
@@ -83,7 +84,6 @@ enum Pinged {
 
 #[derive(Debug, Clone)]
 struct Subscription {
-    number: u64,
     subject: String,
     queue: Option<&'static str>,
 }
@@ -163,20 +163,20 @@ impl Lane {
         Ok(())
     }
 
-    /// Subscribes, under a number below [`MAX_SUBSCRIPTIONS`] that its messages will have; anew after each reconnect.
+    /// Subscribes, under a number that its messages will have; anew after each reconnect.
     pub fn subscribe(&self, number: u64, subject: &str, queue: Option<&'static str>) {
-        assert!(number < MAX_SUBSCRIPTIONS as u64, "subscriptions are numbered from 0 to {MAX_SUBSCRIPTIONS}");
-        let subscription = Subscription { number, subject: subject.to_owned(), queue };
-        let line = subscription.line();
-        lock(&self.0.subscriptions).push(subscription);
+        let subscription = Subscription { subject: subject.to_owned(), queue };
+        let line = subscription.line(number);
+        lock(&self.0.subscriptions).insert(number, subscription);
         self.0.out().line(&line);
         self.0.wake();
     }
 
     /// Leaves: the server is told to send at most `more` further messages, beyond those that were received. What is on
-    /// its way still arrives.
+    /// its way still arrives. Its number is below [`MAX_COUNTED`].
     pub fn leave_after(&self, number: u64, more: u64) {
-        lock(&self.0.subscriptions).retain(|subscription| subscription.number != number);
+        assert!(number < MAX_COUNTED as u64, "messages are counted of subscriptions from 0 to {MAX_COUNTED}");
+        lock(&self.0.subscriptions).remove(&number);
         let most = self.received(number) + more;
         self.0.out().line(&format!("UNSUB {number} {most}"));
         self.0.wake();
@@ -184,14 +184,14 @@ impl Lane {
 
     /// Ends a subscription.
     pub fn unsubscribe(&self, number: u64) {
-        lock(&self.0.subscriptions).retain(|subscription| subscription.number != number);
+        lock(&self.0.subscriptions).remove(&number);
         self.0.out().line(&format!("UNSUB {number}"));
         self.0.wake();
     }
 
-    /// Messages received on a subscription since the connection came to stand.
+    /// Messages received on a subscription since the connection came to stand; 0 where they are not counted.
     pub fn received(&self, number: u64) -> u64 {
-        let index = usize::try_from(number).unwrap_or(MAX_SUBSCRIPTIONS);
+        let index = usize::try_from(number).unwrap_or(MAX_COUNTED);
         self.0.received.get(index).map_or(0, |count| count.load(Ordering::Relaxed))
     }
 
@@ -311,8 +311,8 @@ impl Shared {
 }
 
 impl Subscription {
-    fn line(&self) -> String {
-        let Self { number, subject, queue } = self;
+    fn line(&self, number: u64) -> String {
+        let Self { subject, queue } = self;
         match queue {
             Some(queue) => format!("SUB {subject} {queue} {number}"),
             None => format!("SUB {subject} {number}"),

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::support::RawClient;
+use crate::support::frontend::find;
 use crate::support::server::Options;
 
 #[tokio::test]
@@ -189,7 +190,7 @@ async fn load_is_reported_on_change_and_otherwise_every_second() {
 }
 
 #[tokio::test]
-async fn a_message_that_kills_the_client_does_not_stop_the_worker() {
+async fn a_header_block_that_breaks_clients_is_refused_and_disturbs_nobody() {
     let field = Field::new().await;
     let worker = field.worker(0, 2).await;
     let mut raw = RawClient::connect(&field.server).await;
@@ -198,14 +199,17 @@ async fn a_message_that_kills_the_client_does_not_stop_the_worker() {
     for poison in
         [&b"NATS/1.0\r\nName: a\rb\r\n\r\n"[..], b"NATS/1.0\r\nName: \xff\xfe\r\n\r\n", b"NATS/1.0\r\nno colon\r\n\r\n"]
     {
-        raw.publish("rankpin.worker.w.rank.0", Some("nowhere"), poison, b"whole").await;
-        raw.settle().await;
-        eventually("requests are served again", PATIENCE, async || {
-            let mut attempt = field.dispatch("rank.0", "r", "whole", &[]).await;
-            let message = tokio::time::timeout(Duration::from_millis(200), attempt.events.next()).await.ok()??;
-            message.status.is_none().then_some(())
-        })
-        .await;
+        let mut told = field.client.subscribe("told").await.expect("subscribed");
+        settle(&field.client).await;
+        raw.publish("rankpin.worker.w.rank.0", Some("told"), poison, b"whole").await;
+        let refusal = next(&mut told).await;
+        assert_eq!(find(&refusal, "Rankpin-Event"), Some("rejected"));
+        assert_eq!(find(&refusal, "Nats-Service-Error-Code"), Some("400"));
+        // Neither a server's API nor a bucket is told of anything.
+        raw.publish("rankpin.worker.w.rank.0", Some("$KV.b.k"), poison, b"whole").await;
+        let mut attempt = field.dispatch("rank.0", "r", "whole", &[]).await;
+        attempt.accepted().await;
+        attempt.finished(Outcome::Ok).await;
     }
     // What ran goes on, and can still be cancelled.
     field.cancel("running", "1").await;
