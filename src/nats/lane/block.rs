@@ -29,8 +29,12 @@ impl<'m> Block<'m> {
 
     /// Checks a block, and gives the status in its first line, where there is one.
     pub fn read(block: &'m [u8]) -> Result<(Self, Option<u16>), Unsound> {
-        let text = simdutf8::basic::from_utf8(block).map_err(|_| Unsound::Utf8)?;
-        let (first, lines) = text.split_at(memchr::memchr(b'\n', block).ok_or(Unsound::Frame)? + 1);
+        Self::of(simdutf8::basic::from_utf8(block).map_err(|_| Unsound::Utf8)?)
+    }
+
+    /// The same of a block that is text.
+    pub(super) fn of(block: &'m str) -> Result<(Self, Option<u16>), Unsound> {
+        let (first, lines) = block.split_at(memchr::memchr(b'\n', block.as_bytes()).ok_or(Unsound::Frame)? + 1);
         let first = first.strip_suffix("\r\n").and_then(|first| first.strip_prefix(VERSION));
         let status = status(first.ok_or(Unsound::Frame)?)?;
         let lines = lines.strip_suffix("\r\n").ok_or(Unsound::Frame)?;

@@ -18,6 +18,9 @@ const MAX_LINE: usize = 64 * 1024;
 /// Longest message that is read: the most that a NATS server can be set to let through.
 const MAX_MESSAGE: usize = 64 * 1024 * 1024;
 
+/// What ends a line, a header block and a payload.
+const END: &[u8] = b"\r\n";
+
 /// One operation of the server.
 #[derive(Debug)]
 pub enum Op {
@@ -40,15 +43,16 @@ pub enum Op {
 #[error("the server does not speak the NATS protocol: {0}")]
 pub struct ProtocolError(pub &'static str);
 
-/// A message as it came in: one allocation, read in place.
+/// A message as it came in, read in place: the line that announces it and its headers, which are text, and its payload.
 #[derive(Debug, Clone)]
 pub struct Message {
-    frame: Bytes,
+    /// Where the ranges lie.
+    text: Box<str>,
+    payload: Bytes,
     subscription: u64,
     subject: Range<usize>,
     reply: Option<Range<usize>>,
     headers: Result<Range<usize>, Unsound>,
-    payload: Range<usize>,
     status: Option<u16>,
 }
 
@@ -60,17 +64,17 @@ impl Message {
 
     /// Where it was published.
     pub fn subject(&self) -> &str {
-        self.text(&self.subject)
+        &self.text[self.subject.clone()]
     }
 
     /// The reply subject, if it has one.
     pub fn reply(&self) -> Option<&str> {
-        self.reply.as_ref().map(|reply| self.text(reply))
+        self.reply.clone().map(|reply| &self.text[reply])
     }
 
     /// Its headers.
     pub fn headers(&self) -> Result<Block<'_>, Unsound> {
-        self.headers.as_ref().map(|lines| Block::checked(self.text(lines))).map_err(|unsound| *unsound)
+        self.headers.clone().map(|lines| Block::checked(&self.text[lines]))
     }
 
     /// The server's status: 503 means that nobody listens on the subject published to.
@@ -80,42 +84,38 @@ impl Message {
 
     /// Its payload, not copied.
     pub fn payload(&self) -> &[u8] {
-        &self.frame[self.payload.clone()]
+        &self.payload
     }
 
     /// Its payload, to be kept.
     pub fn payload_bytes(&self) -> Bytes {
-        self.frame.slice(self.payload.clone())
+        self.payload.clone()
     }
 
     /// Its payload, to be sent on.
     pub fn sent_on(&self) -> Payload<'_> {
-        Payload::new(self.payload(), || self.payload_bytes())
+        Payload::from(&self.payload)
     }
 
     /// Bytes that it holds.
     pub fn size(&self) -> usize {
-        self.frame.len()
+        self.text.len() + self.payload.len()
     }
 
     /// One that has come in with this header block.
     #[cfg(test)]
     pub(crate) fn of(subject: &str, reply: Option<&str>, block: &str, payload: &[u8]) -> Self {
         let headers = Block::read(block.as_bytes());
-        let mut frame = Vec::new();
-        let mut add = |bytes: &[u8]| {
-            frame.extend_from_slice(bytes);
-            frame.len() - bytes.len()..frame.len()
+        let mut text = String::new();
+        let mut add = |part: &str| {
+            text.push_str(part);
+            text.len() - part.len()..text.len()
         };
-        let (subject, reply) = (add(subject.as_bytes()), reply.map(|reply| add(reply.as_bytes())));
+        let (subject, reply) = (add(subject), reply.map(&mut add));
         let status = headers.ok().and_then(|(_, status)| status);
-        let headers = headers.map(|(block, _)| add(block.lines().as_bytes()));
-        let payload = add(payload);
-        Self { subscription: 0, subject, reply, headers, payload, status, frame: frame.into() }
-    }
-
-    fn text(&self, range: &Range<usize>) -> &str {
-        simdutf8::basic::from_utf8(&self.frame[range.clone()]).expect("checked when it was read")
+        let headers = headers.map(|(block, _)| add(block.lines()));
+        let payload = Bytes::copy_from_slice(payload);
+        Self { subscription: 0, subject, reply, headers, payload, status, text: text.into() }
     }
 }
 
@@ -132,9 +132,14 @@ struct Head {
 }
 
 impl Head {
+    /// Length of the line and the headers.
+    fn text(&self) -> usize {
+        self.line + self.headers
+    }
+
     /// Length of the whole frame.
     fn frame(&self) -> usize {
-        self.line + self.total + "\r\n".len()
+        self.line + self.total + END.len()
     }
 }
 
@@ -180,7 +185,9 @@ impl Decoder {
     /// The next operation; `None`: more bytes are needed.
     pub fn decode(&mut self) -> Result<Option<Op>, ProtocolError> {
         if let Some(large) = self.large.take_if(|large| !large.frame.has_remaining_mut()) {
-            return message(large.head, large.frame.into_inner().freeze()).map(Some);
+            let frame = large.frame.into_inner().freeze();
+            let (text, rest) = (frame.slice(..large.head.text()), frame.slice(large.head.text()..));
+            return message(large.head, &text, &rest, |payload| rest.slice_ref(payload)).map(Some);
         }
         if self.large.is_some() {
             return Ok(None);
@@ -207,9 +214,10 @@ impl Decoder {
         let waiting = &self.buffer[self.start..self.end];
         let length = head.frame();
         if let Some(frame) = waiting.get(..length) {
-            let frame = Bytes::copy_from_slice(frame);
+            let (text, rest) = frame.split_at(head.text());
+            let op = message(head, text, rest, Bytes::copy_from_slice).map(Some);
             self.start += length;
-            return message(head, frame).map(Some);
+            return op;
         }
         if length > LARGE {
             let mut frame = BytesMut::with_capacity(length).limit(length);
@@ -277,28 +285,28 @@ fn number(word: &[u8]) -> Option<usize> {
     digits.then(|| word.iter().fold(0, |number, digit| number * 10 + usize::from(digit - b'0')))
 }
 
-fn message(head: Head, frame: Bytes) -> Result<Op, ProtocolError> {
-    let payload = head.line + head.headers..head.line + head.total;
-    if frame.get(payload.end..) != Some(b"\r\n") {
-        return Err(ProtocolError("a message is longer than announced"));
-    }
-    let line = simdutf8::basic::from_utf8(&frame[..head.line]);
-    let Ok(_) = line else {
-        // Nobody can be answered there, and no subject of ours is like that.
-        return Ok(Op::Nothing);
-    };
-    let (headers, status) = match head.headers {
-        0 => (Ok(0..0), None),
-        length => match Block::read(&frame[head.line..head.line + length]) {
-            Ok((block, status)) => {
-                let end = head.line + length - "\r\n".len();
-                (Ok(end - block.lines().len()..end), status)
-            }
-            Err(unsound) => (Err(unsound), None),
+/// The message of a frame: its line and headers, the rest, and how the payload there is kept.
+fn message(head: Head, text: &[u8], rest: &[u8], keep: impl FnOnce(&[u8]) -> Bytes) -> Result<Op, ProtocolError> {
+    let payload = rest.strip_suffix(END).ok_or(ProtocolError("a message is longer than announced"))?;
+    let (text, block) = match simdutf8::basic::from_utf8(text) {
+        Ok(text) => (text, Block::of(&text[head.line..])),
+        Err(_) => match simdutf8::basic::from_utf8(&text[..head.line]) {
+            Ok(line) => (line, Err(Unsound::Utf8)),
+            // Nobody can be answered there, and no subject of ours is like that.
+            Err(_) => return Ok(Op::Nothing),
         },
     };
+    let (headers, status) = match block {
+        _ if head.headers == 0 => (Ok(0..0), None),
+        Ok((block, status)) => {
+            let end = text.len() - END.len();
+            (Ok(end - block.lines().len()..end), status)
+        }
+        Err(unsound) => (Err(unsound), None),
+    };
     let Head { subscription, subject, reply, .. } = head;
-    Ok(Op::Message(Message { subscription, subject, reply, headers, payload, status, frame }))
+    let (text, payload) = (text.into(), keep(payload));
+    Ok(Op::Message(Message { subscription, subject, reply, headers, payload, status, text }))
 }
 
 #[cfg(test)]
