@@ -6,14 +6,13 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
-use tokio::sync::mpsc;
 use tokio::task::AbortHandle;
 use tracing::{debug, warn};
 
 use super::{HEADROOM, Request};
 use crate::core::id::{DpRank, Model, WorkerId};
 use crate::core::session::named;
-use crate::nats::{ConnectError, Headers, Inbound, Link, NO_RESPONDERS, Subject};
+use crate::nats::{Block, ConnectError, Headers, Lane, Lines, Message, NO_RESPONDERS, Payload, Unsent};
 use crate::wire::body::{self, Wanted};
 use crate::wire::header::{self, Known};
 use crate::wire::subject::Subjects;
@@ -51,15 +50,22 @@ pub(super) struct Held {
     sent: AtomicU32,
 }
 
-/// What is to be published for a body that is held.
-#[derive(Debug)]
+/// What a message asks for that is about a body which is held.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Order {
-    /// The body, where this placement says.
-    Place(Arc<Held>, Inbound),
-    /// The answer to the question whether that was done.
-    Answer(Arc<Held>, Inbound),
-    /// The request with its body, as any other; with its reply subject.
-    Usual(Arc<Held>, Subject, WhyUsual),
+    /// To publish the body where this placement says.
+    Place,
+    /// To say whether that was done.
+    Answer,
+    /// To publish the request with its body, as any other.
+    Usual(WhyUsual),
+}
+
+/// Publishes what messages ask for.
+#[derive(Debug)]
+pub(super) struct Carrier {
+    pub lane: Lane,
+    pub decider: Arc<Decider>,
 }
 
 /// Why a request goes the usual way after all.
@@ -78,11 +84,11 @@ impl Decider {
     }
 
     /// Finds out whether this user may do what it takes, now and on each connection that follows, until [`Self::stop`].
-    pub async fn begin(self: &Arc<Self>, link: &Link, subjects: &Subjects) -> Result<(), ConnectError> {
-        let connection = link.state().borrow().connects;
-        check(link, subjects).await?;
+    pub async fn begin(self: &Arc<Self>, lane: &Lane, subjects: &Subjects) -> Result<(), ConnectError> {
+        let connection = lane.state().borrow().connects;
+        check(lane, subjects).await?;
         self.allowed_on.store(connection, Ordering::Relaxed);
-        let checking = keep_checking(link.clone(), subjects.clone(), Arc::clone(self), connection);
+        let checking = keep_checking(lane.clone(), subjects.clone(), Arc::clone(self), connection);
         let _ = self.checking.set(tokio::spawn(checking).abort_handle());
         Ok(())
     }
@@ -134,18 +140,18 @@ impl Decider {
 }
 
 /// Publishes, to nobody, all that it takes: the server tells only on the side of what it drops.
-async fn check(link: &Link, subjects: &Subjects) -> Result<(), ConnectError> {
+async fn check(lane: &Lane, subjects: &Subjects) -> Result<(), ConnectError> {
     // What was told before is about something else.
-    let _ = link.check_permissions();
+    let _ = lane.check_permissions();
     let model = Model::new(NOBODY).expect("letters and dashes are a name");
     let worker = WorkerId::new(NOBODY).expect("letters and dashes are an id");
     let inbox = format!("{}.{NOBODY}", subjects.router_inbox_prefix());
     for subject in [subjects.decide(&model), subjects.rank(&worker, DpRank(0)), subjects.any(&worker), inbox] {
-        if let Err(error) = link.publish(subject, None, Headers::new(), Bytes::new()).await {
+        if let Err(error) = lane.publish(&subject, None, &Lines::new(), Payload::EMPTY) {
             debug!(%error, "what tells of permissions could not be published");
         }
     }
-    link.barrier().await.map_err(|error| match error {
+    lane.barrier().await.map_err(|error| match error {
         ConnectError::Permissions(lacking) => ConnectError::Permissions(format!(
             "{lacking} (bodies are to be sent to their ranks, decide_from: `rankpin nats-permissions \
              --deciding-gateway` writes users that may)"
@@ -158,12 +164,12 @@ async fn check(link: &Link, subjects: &Subjects) -> Result<(), ConnectError> {
 }
 
 /// Checks each connection behind this one. Until it is known, bodies go the usual way.
-async fn keep_checking(link: Link, subjects: Subjects, decider: Arc<Decider>, mut checked: u64) {
-    let mut state = link.state();
+async fn keep_checking(lane: Lane, subjects: Subjects, decider: Arc<Decider>, mut checked: u64) {
+    let mut state = lane.state();
     loop {
         let unknown = state.wait_for(|state| state.connected && state.connects != checked).await;
         let Ok(connection) = unknown.map(|state| state.connects) else { return };
-        match check(&link, &subjects).await {
+        match check(&lane, &subjects).await {
             Ok(()) => {
                 decider.allowed_on.store(connection, Ordering::Relaxed);
                 checked = connection;
@@ -192,76 +198,78 @@ impl Held {
     }
 
     /// The headers of the body at its placement.
-    fn headers_at(&self, placement: &Headers) -> Headers {
-        let mut headers = Headers::new();
-        let own = self.headers.iter().filter(|(name, _)| header::goes_to_worker(name));
+    fn headers_at(&self, placement: Block<'_>) -> Lines {
+        let mut lines = Lines::new();
+        lines.extend(self.headers.block(), header::goes_to_worker);
         let told = |name: &str| ![header::EVENT, header::SEND_TO].iter().any(|not| name.eq_ignore_ascii_case(not));
-        for (name, value) in own.chain(placement.iter().filter(|(name, _)| told(name))) {
-            headers.add(name, value);
-        }
-        headers
+        lines.extend(placement, told);
+        lines
     }
 }
 
-/// What a message means for a body that is held; the message itself where it is none about that.
-pub(super) fn sort(held: &Arc<Held>, message: Inbound) -> Result<Order, Box<Inbound>> {
-    if message.status == Some(NO_RESPONDERS) {
-        return Ok(Order::Usual(held.clone(), message.subject, WhyUsual::NobodyDecides));
+/// What a message asks for; nothing where it is none about a body that is held.
+pub(super) fn sort(message: &Message) -> Option<Order> {
+    if message.status() == Some(NO_RESPONDERS) {
+        return Some(Order::Usual(WhyUsual::NobodyDecides));
     }
-    match message.headers.find_all([header::EVENT, header::SERVICE_ERROR]) {
-        [Some(event::PLACED), _] => Ok(Order::Place(held.clone(), message)),
-        [Some(event::UNACCEPTED), _] => Ok(Order::Answer(held.clone(), message)),
-        [_, Some(UNDECIDED)] => Ok(Order::Usual(held.clone(), message.subject, WhyUsual::Undecided)),
-        _ => Err(Box::new(message)),
+    match header::find_all(message.headers().ok()?.iter(), [header::EVENT, header::SERVICE_ERROR]) {
+        [Some(event::PLACED), _] => Some(Order::Place),
+        [Some(event::UNACCEPTED), _] => Some(Order::Answer),
+        [_, Some(UNDECIDED)] => Some(Order::Usual(WhyUsual::Undecided)),
+        _ => None,
     }
 }
 
-/// Publishes what has been ordered, until nobody orders any more.
-pub(super) async fn publish(link: Link, decider: Arc<Decider>, mut orders: mpsc::Receiver<Order>) {
-    while let Some(order) = orders.recv().await {
+impl Carrier {
+    /// Does what a message asks for.
+    pub fn carry_out(&self, held: &Held, order: Order, message: &Message) {
         let published = match order {
-            Order::Place(held, placement) => place(&link, &held, placement).await,
-            Order::Answer(held, question) => answer(&link, &held, question).await,
-            Order::Usual(held, reply, why) => {
+            Order::Place => self.place(held, message),
+            Order::Answer => self.answer(held, message),
+            Order::Usual(why) => {
                 if why == WhyUsual::NobodyDecides {
-                    decider.nobody_decides();
+                    self.decider.nobody_decides();
                 }
-                link.publish(held.subject.clone(), Some(reply), held.headers.clone(), held.body.clone()).await
+                let headers = Lines::from(&held.headers);
+                self.lane.publish(&held.subject, Some(message.subject()), &headers, Payload::from(&held.body))
             }
         };
         if let Err(error) = published {
+            // Its permit expires, and the router says so.
             debug!(%error, "a body could not be published");
         }
     }
-}
 
-async fn place(link: &Link, held: &Held, placement: Inbound) -> Result<(), crate::nats::PublishError> {
-    let [to, attempt, accept_by] = placement.headers.find_all([header::SEND_TO, header::ATTEMPT, header::ACCEPT_BY]);
-    let attempt = attempt.and_then(|attempt| attempt.parse().ok()).unwrap_or(0);
-    let late = accept_by.and_then(|ms| ms.parse().ok()).is_some_and(is_past);
-    let Some(to) = to.filter(|_| !late && attempt > held.sent.load(Ordering::Relaxed)) else {
-        debug!(attempt, late, "a placement is not used");
-        return Ok(());
-    };
-    let (to, headers) = (to.to_owned(), held.headers_at(&placement.headers));
-    link.publish(to, placement.reply, headers, held.body.clone()).await?;
-    held.sent.store(attempt, Ordering::Relaxed);
-    Ok(())
+    fn place(&self, held: &Held, placement: &Message) -> Result<(), Unsent> {
+        let block = placement.headers().unwrap_or(Block::NONE);
+        let [to, attempt, accept_by] =
+            header::find_all(block.iter(), [header::SEND_TO, header::ATTEMPT, header::ACCEPT_BY]);
+        let attempt = attempt.and_then(|attempt| attempt.parse().ok()).unwrap_or(0);
+        let late = accept_by.and_then(|ms| ms.parse().ok()).is_some_and(is_past);
+        let Some(to) = to.filter(|_| !late && attempt > held.sent.load(Ordering::Relaxed)) else {
+            debug!(attempt, late, "a placement is not used");
+            return Ok(());
+        };
+        self.lane.publish(to, placement.reply(), &held.headers_at(block), Payload::from(&held.body))?;
+        held.sent.store(attempt, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn answer(&self, held: &Held, question: &Message) -> Result<(), Unsent> {
+        let attempt = question.headers().unwrap_or(Block::NONE).find(header::ATTEMPT);
+        let attempt: Option<u32> = attempt.and_then(|attempt| attempt.parse().ok());
+        let (Some(reply), true) = (question.reply(), attempt == Some(held.sent.load(Ordering::Relaxed))) else {
+            return Ok(());
+        };
+        let mut headers = Lines::new();
+        headers.push(header::EVENT, event::SENT);
+        self.lane.publish(reply, None, &headers, Payload::EMPTY)
+    }
 }
 
 fn is_past(accept_by_ms: u64) -> bool {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     now > Duration::from_millis(accept_by_ms).saturating_add(SKEW)
-}
-
-async fn answer(link: &Link, held: &Held, question: Inbound) -> Result<(), crate::nats::PublishError> {
-    let attempt: Option<u32> = question.headers.find(header::ATTEMPT).and_then(|attempt| attempt.parse().ok());
-    let (Some(reply), true) = (question.reply, attempt == Some(held.sent.load(Ordering::Relaxed))) else {
-        return Ok(());
-    };
-    let mut headers = Headers::new();
-    headers.set(header::EVENT, event::SENT);
-    link.publish(reply, None, headers, Bytes::new()).await
 }
 
 #[cfg(test)]
@@ -306,7 +314,7 @@ mod tests {
         for (name, value) in [("Rankpin-Event", "placed"), ("Rankpin-Send-To", "x"), ("Rankpin-Attempt", "1")] {
             placement.add(name, value);
         }
-        let headers = held.headers_at(&placement);
+        let headers = held.headers_at(placement.block()).to_headers();
         let mut all: Vec<_> = headers.iter().collect();
         all.sort_unstable();
         assert_eq!(all, [("Rankpin-Attempt", "1"), ("traceparent", "t")]);

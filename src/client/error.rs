@@ -5,7 +5,7 @@ use std::time::Duration;
 use bytes::Bytes;
 
 use super::sequence::SequenceError;
-use crate::nats::ConnectError;
+use crate::nats::{ConnectError, Unsound};
 use crate::wire::body::BodyError;
 
 /// Why a request has no reply, or why its reply stream ended early. What was given out before stays valid as far as
@@ -74,6 +74,9 @@ pub enum ClientError {
     /// A message that is neither numbered nor an error: its sender does not speak the protocol.
     #[error("a reply message has neither Rankpin-Seq nor an error")]
     Unnumbered,
+    /// A message whose header block breaks clients: its sender does not speak the protocol.
+    #[error("the headers of a reply message can't be read: {0}")]
+    Unreadable(#[from] Unsound),
     /// The caller reads more slowly than the worker writes, and the stream's buffer is full.
     #[error("the reader is slower than the reply: {capacity} messages wait, the most that are kept")]
     Overflow {
@@ -107,6 +110,7 @@ impl ClientError {
             | Self::Deadline(_)
             | Self::Sequence(_)
             | Self::Unnumbered
+            | Self::Unreadable(_)
             | Self::ReplyTooLarge { .. }
             | Self::Overflow { .. } => None,
         }

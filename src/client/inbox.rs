@@ -5,8 +5,8 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 
 use tokio::sync::mpsc;
 
-use super::decide::{self, Held, Order};
-use crate::nats::Inbound;
+use super::decide::{self, Carrier, Held, Order};
+use crate::nats::Message;
 
 /// Why a stream's messages end before its last one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -23,8 +23,8 @@ pub(super) struct Inbox {
     prefix: String,
     max_open: usize,
     capacity: usize,
-    /// What is to be published for bodies that this frontend sends to their ranks.
-    orders: Option<mpsc::Sender<Order>>,
+    /// Publishes bodies that this frontend sends to their ranks.
+    carrier: Option<Carrier>,
     open: Mutex<Open>,
 }
 
@@ -36,7 +36,7 @@ struct Open {
 
 #[derive(Debug)]
 struct Slot {
-    messages: mpsc::Sender<Inbound>,
+    messages: mpsc::Sender<Message>,
     ending: Arc<OnceLock<Ending>>,
     /// The connection that its request goes out on.
     connection: u64,
@@ -50,7 +50,7 @@ pub(super) struct Opened {
     /// Its place in the inbox.
     pub token: u64,
     /// What comes in.
-    pub messages: mpsc::Receiver<Inbound>,
+    pub messages: mpsc::Receiver<Message>,
     /// Why `messages` ended, where it ended early.
     pub ending: Arc<OnceLock<Ending>>,
 }
@@ -58,12 +58,12 @@ pub(super) struct Opened {
 impl Inbox {
     /// An inbox under a prefix (with its final dot) of at most `max_open` streams of `capacity` messages each.
     pub fn new(prefix: String, max_open: usize, capacity: usize) -> Self {
-        Self { prefix, max_open, capacity, orders: None, open: Mutex::default() }
+        Self { prefix, max_open, capacity, carrier: None, open: Mutex::default() }
     }
 
     /// With somebody who publishes bodies that are held.
-    pub fn with_orders(self, orders: Option<mpsc::Sender<Order>>) -> Self {
-        Self { orders, ..self }
+    pub fn with_carrier(self, carrier: Option<Carrier>) -> Self {
+        Self { carrier, ..self }
     }
 
     /// What to subscribe to.
@@ -96,12 +96,14 @@ impl Inbox {
     }
 
     /// Hands a message to its stream; one of a stream that is closed is dropped.
-    pub fn deliver(&self, message: Inbound) {
-        let token = message.subject.strip_prefix(self.prefix.as_str()).and_then(|token| token.parse().ok());
+    pub fn deliver(&self, message: Message) {
+        let token = message.subject().strip_prefix(self.prefix.as_str()).and_then(|token| token.parse().ok());
         let Some(token) = token else { return };
         let mut open = self.lock();
         let Some(slot) = open.streams.get_mut(&token) else { return };
-        let Some(message) = self.order(slot, message) else { return };
+        if self.is_carried_out(slot, &message) {
+            return;
+        }
         match slot.messages.try_send(message) {
             Ok(()) => {}
             Err(mpsc::error::TrySendError::Full(_)) => {
@@ -115,23 +117,19 @@ impl Inbox {
         }
     }
 
-    /// Orders what a message asks for that is about a body which is held; gives back any other. With the first of these the
-    /// body has arrived, or the request has ended.
-    fn order(&self, slot: &mut Slot, message: Inbound) -> Option<Inbound> {
-        let (Some(held), Some(orders)) = (&slot.held, &self.orders) else { return Some(message) };
-        let order = match decide::sort(held, message) {
-            Ok(order) => order,
-            Err(message) => {
-                slot.held = None;
-                return Some(*message);
-            }
-        };
-        if let Order::Usual(..) = order {
-            slot.held = None;
+    /// Does what a message asks for that is about a body which is held, and says whether it was one. With the first of any
+    /// other the body has arrived, or the request has ended.
+    fn is_carried_out(&self, slot: &mut Slot, message: &Message) -> bool {
+        let (Some(held), Some(carrier)) = (&slot.held, &self.carrier) else { return false };
+        let order = decide::sort(message);
+        if let Some(order) = order {
+            carrier.carry_out(held, order, message);
         }
-        // Where too many wait, this one's permit expires, and the router says so.
-        let _ = orders.try_send(order);
-        None
+        match order {
+            Some(Order::Place | Order::Answer) => {}
+            Some(Order::Usual(_)) | None => slot.held = None,
+        }
+        order.is_some()
     }
 
     /// Ends the streams of this connection and of those before it: it is lost.
@@ -158,16 +156,9 @@ impl Inbox {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::nats::Headers;
 
-    fn message(subject: String) -> Inbound {
-        Inbound {
-            subject: subject.into(),
-            reply: None,
-            headers: Headers::new(),
-            payload: bytes::Bytes::new(),
-            status: None,
-        }
+    fn message(subject: &str) -> Message {
+        Message::of(subject, None, "NATS/1.0\r\n\r\n", b"")
     }
 
     #[test]
@@ -176,9 +167,9 @@ mod tests {
         let mut first = inbox.open(1, None).expect("room");
         let mut second = inbox.open(1, None).expect("room");
         assert!(inbox.open(1, None).is_none(), "two are the most");
-        inbox.deliver(message(inbox.subject(second.token)));
-        inbox.deliver(message("_INBOX.c.x".into()));
-        inbox.deliver(message("_INBOX.c.99".into()));
+        inbox.deliver(message(&inbox.subject(second.token)));
+        inbox.deliver(message("_INBOX.c.x"));
+        inbox.deliver(message("_INBOX.c.99"));
         assert!(second.messages.try_recv().is_ok());
         assert!(first.messages.try_recv().is_err());
         inbox.close(first.token);
@@ -189,8 +180,8 @@ mod tests {
     fn a_full_stream_ends_after_what_it_holds() {
         let inbox = Inbox::new("i.".into(), 2, 1);
         let mut stream = inbox.open(1, None).expect("room");
-        inbox.deliver(message(inbox.subject(stream.token)));
-        inbox.deliver(message(inbox.subject(stream.token)));
+        inbox.deliver(message(&inbox.subject(stream.token)));
+        inbox.deliver(message(&inbox.subject(stream.token)));
         assert!(stream.messages.try_recv().is_ok());
         assert_eq!(stream.messages.try_recv().err(), Some(mpsc::error::TryRecvError::Disconnected));
         assert_eq!(stream.ending.get(), Some(&Ending::Overflow));

@@ -30,10 +30,8 @@ mod stream;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::StreamExt as _;
-use tokio::sync::{mpsc, oneshot, watch};
-use tokio::task::AbortHandle;
-use tracing::{debug, warn};
+use tokio::sync::{oneshot, watch};
+use tracing::debug;
 
 pub use bodies::{HEADROOM, LargeBodies};
 pub use error::{Answer, ClientError};
@@ -41,18 +39,18 @@ pub use request::Request;
 pub use stream::{Chunk, ReplyStream, Served};
 
 use self::bodies::Bodies;
-use self::decide::{Decider, Held};
+use self::decide::{Carrier, Decider, Held};
 use self::inbox::Inbox;
 use self::stream::Patience;
 use crate::core::id::{Namespace, RequestId};
-use crate::nats::{ConnectError, Headers, Inbound, Link, LinkOptions, LinkState};
+use crate::nats::{ConnectError, Lane, Lines, LinkOptions, LinkState, Payload};
 use crate::wire::header;
 use crate::wire::subject::Subjects;
 
 /// How long a request waits for a connection that is being made anew, and to be taken by it.
 const SEND_TIMEOUT: Duration = Duration::from_secs(2);
-/// Cancels that wait to be published; more are dropped, and those requests run to their end.
-const MAX_WAITING_CANCELS: usize = 4096;
+/// Number of the only subscription.
+const INBOX: u64 = 0;
 
 /// How a client connects and behaves.
 #[derive(Debug, Clone)]
@@ -109,57 +107,41 @@ pub struct Client {
 struct Shared {
     options: ClientOptions,
     subjects: Subjects,
-    link: Link,
+    lane: Lane,
     bodies: Option<Bodies>,
     decider: Option<Arc<Decider>>,
     inbox: Arc<Inbox>,
     /// The connection on which the inbox stands, counted from 1.
     standing: watch::Receiver<Option<u64>>,
-    cancels: mpsc::Sender<Cancel>,
-    reader: AbortHandle,
-}
-
-/// What the task that publishes cancels is told.
-#[derive(Debug)]
-enum Cancel {
-    /// To cancel a request.
-    Request(RequestId),
-    /// To say when what came before is out.
-    Flush(oneshot::Sender<()>),
+    /// Dropped with this, which ends what reads the inbox.
+    _reading: oneshot::Sender<()>,
 }
 
 impl Client {
     /// Connects, and returns once the inbox stands.
     pub async fn connect(options: ClientOptions) -> Result<Self, ConnectError> {
-        let link = Link::open(options.link.clone()).await?;
+        let lane = Lane::open(options.link.clone()).await?;
         let prefix = format!("{}.{}.", options.link.inbox_prefix, uuid::Uuid::new_v4().simple());
         let decider = options.decide_from.map(|from| Arc::new(Decider::new(from)));
-        let orders = decider.as_ref().map(|decider| {
-            let (orders, ordered) = mpsc::channel(options.max_open.max(1));
-            // Ends by itself once the inbox is gone.
-            tokio::spawn(decide::publish(link.clone(), Arc::clone(decider), ordered));
-            orders
-        });
-        let inbox = Inbox::new(prefix, options.max_open, options.stream_capacity.max(1)).with_orders(orders);
+        let carrier = decider.as_ref().map(|decider| Carrier { lane: lane.clone(), decider: Arc::clone(decider) });
+        let inbox = Inbox::new(prefix, options.max_open, options.stream_capacity.max(1)).with_carrier(carrier);
         let inbox = Arc::new(inbox);
+        lane.subscribe(INBOX, &inbox.wildcard(), None);
         let (up, standing) = watch::channel(None);
-        let reader = Reader { link: link.clone(), inbox: inbox.clone(), up };
-        let reader = tokio::spawn(reader.run()).abort_handle();
+        let (reading, ended) = oneshot::channel();
+        tokio::spawn(read(lane.clone(), inbox.clone(), up, ended));
         let subjects = Subjects::new(options.namespace.clone());
         let bodies = match options.large_bodies {
             Some(large) => Some(Bodies::open(large, options.link.clone(), &subjects).await?),
             None => None,
         };
-        let (cancels, waiting) = mpsc::channel(MAX_WAITING_CANCELS);
-        // Ends by itself once every sender is gone, after what still waits.
-        tokio::spawn(publish_cancels(link.clone(), subjects.clone(), waiting));
-        let shared = Arc::new(Shared { options, subjects, link, bodies, decider, inbox, standing, cancels, reader });
+        let shared = Arc::new(Shared { options, subjects, lane, bodies, decider, inbox, standing, _reading: reading });
         let client = Self { shared };
         client.shared.wait_for_inbox().await;
         // Tells too whether this user may subscribe to the inbox.
-        client.shared.link.barrier().await?;
+        client.shared.lane.barrier().await?;
         if let Some(decider) = &client.shared.decider {
-            decider.begin(&client.shared.link, &client.shared.subjects).await?;
+            decider.begin(&client.shared.lane, &client.shared.subjects).await?;
         }
         Ok(client)
     }
@@ -170,7 +152,7 @@ impl Client {
         let shared = &self.shared;
         request.headers.set(header::REQUEST_ID, request.id.as_str());
         let size = |request: &Request| request.headers.wire_len() + request.body.len();
-        let max = shared.link.max_payload();
+        let max = shared.lane.max_payload();
         let stored = match &shared.bodies {
             Some(bodies) if size(&request) > max.saturating_sub(HEADROOM) => {
                 let name = Box::pin(bodies.store(&mut request)).await?;
@@ -207,31 +189,28 @@ impl Client {
         if *shared.standing.borrow() != Some(connection) {
             return Err(ClientError::Disconnected);
         }
-        let publish = shared.link.publish(subject, Some(reply.into()), headers, body);
-        match tokio::time::timeout(SEND_TIMEOUT, publish).await {
-            Ok(Ok(())) => Ok(stream),
-            Ok(Err(error)) => {
+        let (headers, body) = (Lines::from(&headers), Payload::from(&body));
+        let published =
+            shared.lane.with_room(SEND_TIMEOUT, |lane| lane.publish(&subject, Some(&reply), &headers, body.clone()));
+        match published.await {
+            Ok(()) => Ok(stream),
+            Err(error) => {
                 debug!(%error, "a request could not be published");
                 Err(ClientError::Disconnected)
             }
-            Err(_) => Err(ClientError::Disconnected),
         }
     }
 
     /// Waits until the cancels of the streams that were dropped have reached the server; for a process that is about to end.
     pub async fn flush_cancels(&self) {
-        let (out, is_out) = oneshot::channel();
-        if self.shared.cancels.send(Cancel::Flush(out)).await.is_ok() {
-            let _ = is_out.await;
-        }
-        if let Err(error) = self.shared.link.barrier().await {
+        if let Err(error) = self.shared.lane.barrier().await {
             debug!(%error, "cancels may not have reached the server");
         }
     }
 
     /// Whether the connection stands.
     pub fn is_connected(&self) -> bool {
-        self.shared.link.is_connected()
+        self.shared.lane.is_connected()
     }
 
     /// How many reply streams are open.
@@ -264,85 +243,52 @@ impl Shared {
     }
 
     fn cancel(&self, id: &RequestId) {
-        if self.cancels.try_send(Cancel::Request(id.clone())).is_err() {
-            warn!(request_id = %id, "too many cancels wait, this request is not cancelled");
+        if let Err(error) = self.lane.publish(&self.subjects.cancel(id), None, &Lines::new(), Payload::EMPTY) {
+            debug!(request_id = %id, %error, "a cancel could not be published");
         }
     }
 }
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        self.reader.abort();
         if let Some(decider) = &self.decider {
             decider.stop();
         }
     }
 }
 
-async fn publish_cancels(link: Link, subjects: Subjects, mut waiting: mpsc::Receiver<Cancel>) {
-    while let Some(cancel) = waiting.recv().await {
-        let id = match cancel {
-            Cancel::Request(id) => id,
-            Cancel::Flush(out) => {
-                let _ = out.send(());
-                continue;
+/// Reads the inbox for as long as the client lives, and then until what was published is out: the last stream that is dropped
+/// may have to be cancelled.
+async fn read(lane: Lane, inbox: Arc<Inbox>, up: watch::Sender<Option<u64>>, ended: oneshot::Receiver<()>) {
+    let mut state = lane.state();
+    let follow = async {
+        loop {
+            note(&inbox, &up, &state.borrow_and_update());
+            if state.changed().await.is_err() {
+                return;
             }
-        };
-        if let Err(error) = link.publish(subjects.cancel(&id), None, Headers::new(), bytes::Bytes::new()).await {
-            debug!(request_id = %id, %error, "a cancel could not be published");
         }
+    };
+    let end = async {
+        let _ = ended.await;
+        if let Err(error) = lane.barrier().await {
+            debug!(%error, "the end of a client");
+        }
+    };
+    // The first two don't end. What came before a loss is delivered before it counts: it was read before it was noticed.
+    tokio::select! {
+        ((), ()) = async { tokio::join!(lane.drive(|message| inbox.deliver(message)), follow) } => {}
+        () = end => {}
     }
 }
 
-/// Reads the inbox, for as long as the client lives.
-struct Reader {
-    link: Link,
-    inbox: Arc<Inbox>,
-    up: watch::Sender<Option<u64>>,
-}
-
-impl Reader {
-    async fn run(self) {
-        let mut state = self.link.state();
-        loop {
-            let (client, generation) = self.link.client();
-            if let Ok(messages) = client.subscribe(self.inbox.wildcard()).await {
-                self.note(&state.borrow_and_update().clone());
-                self.read(messages.map(Inbound::from), &mut state).await;
-            }
-            // The end of the subscription means that the client is dead.
-            self.up.send_replace(None);
-            self.inbox.end_up_to(u64::MAX);
-            self.link.rebuild(generation).await;
-        }
-    }
-
-    async fn read(
-        &self,
-        mut messages: impl futures_util::Stream<Item = Inbound> + Unpin,
-        state: &mut watch::Receiver<LinkState>,
-    ) {
-        loop {
-            // Cancel-safe: both arms only take what is ready. What came before a loss is read before it counts.
-            tokio::select! {
-                biased;
-                message = messages.next() => match message {
-                    Some(message) => self.inbox.deliver(message),
-                    None => return,
-                },
-                Ok(()) = state.changed() => self.note(&state.borrow_and_update().clone()),
-            }
-        }
-    }
-
-    /// Takes over the connection's state: streams of a connection that is no more end.
-    fn note(&self, state: &LinkState) {
-        if state.connected {
-            self.inbox.end_up_to(state.connects.saturating_sub(1));
-            self.up.send_replace(Some(state.connects));
-        } else {
-            self.up.send_replace(None);
-            self.inbox.end_up_to(state.connects);
-        }
+/// Takes over the connection's state: streams of a connection that is no more end.
+fn note(inbox: &Inbox, up: &watch::Sender<Option<u64>>, state: &LinkState) {
+    if state.connected {
+        inbox.end_up_to(state.connects.saturating_sub(1));
+        up.send_replace(Some(state.connects));
+    } else {
+        up.send_replace(None);
+        inbox.end_up_to(state.connects);
     }
 }

@@ -14,7 +14,7 @@ use super::inbox::{Ending, Opened};
 use super::sequence::{Mark, Sequence, Verdict};
 use super::{Shared, StoredBody};
 use crate::core::id::{DpRank, Placement, RequestId, WorkerId};
-use crate::nats::{Headers, Inbound, NO_RESPONDERS};
+use crate::nats::{Headers, Message, NO_RESPONDERS};
 use crate::wire::header;
 use crate::wire::reply::{self, MAX_REPLY_BYTES, ReplyHead};
 
@@ -163,27 +163,28 @@ impl ReplyStream {
     }
 
     /// What the caller gets of a message; nothing where it belongs to an attempt that was given up.
-    fn judge(&mut self, message: Inbound) -> Result<Option<Chunk>, ClientError> {
-        if message.status == Some(NO_RESPONDERS) {
+    fn judge(&mut self, message: &Message) -> Result<Option<Chunk>, ClientError> {
+        if message.status() == Some(NO_RESPONDERS) {
             self.state = State::Settled;
             return Err(ClientError::NoResponders);
         }
-        let head = ReplyHead::read(message.headers.iter());
+        let headers = message.headers()?;
+        let head = ReplyHead::read(headers.iter());
         if let Some((status, code)) = head.error {
             // The router's errors are not numbered and always count; a worker's may be of an attempt given up.
             if head.seq.is_some() && self.sequence.is_stale(head.attempt) {
                 return Ok(None);
             }
             self.state = State::Settled;
-            let words = reply::error_message(&message.payload).unwrap_or_else(|| code.clone());
-            let answer = Answer { payload: message.payload, content_type: head.content_type };
+            let words = reply::error_message(message.payload()).unwrap_or_else(|| code.clone());
+            let answer = Answer { payload: message.payload_bytes(), content_type: head.content_type };
             let retry_after_s = head.retry_after_s;
             return Err(ClientError::Service { status, code, message: words, retry_after_s, answer });
         }
         let seq = match head.seq {
             Some(seq) => seq,
             // A placement that comes after a reply of an attempt which was given up: its permit is left to expire.
-            None if message.headers.find(header::EVENT).is_some() => return Ok(None),
+            None if headers.find(header::EVENT).is_some() => return Ok(None),
             None => return Err(ClientError::Unnumbered),
         };
         match self.sequence.judge(Mark { attempt: head.attempt, seq, last: head.last })? {
@@ -198,7 +199,7 @@ impl ReplyStream {
         } else {
             self.wait_for(self.patience.idle);
         }
-        let Inbound { payload, headers, .. } = message;
+        let (payload, headers) = (message.payload_bytes(), Headers::from(headers));
         let chunk = Chunk { payload, headers, content_type: head.content_type, last: head.last };
         self.join(chunk, head.continues && !head.last)
     }
@@ -226,7 +227,7 @@ impl ReplyStream {
         loop {
             match self.opened.messages.poll_recv(cx) {
                 Poll::Ready(Some(message)) => {
-                    if let Some(outcome) = self.judge(message).transpose() {
+                    if let Some(outcome) = self.judge(&message).transpose() {
                         return Poll::Ready(outcome);
                     }
                 }

@@ -19,9 +19,14 @@ impl Headers {
         Self::default()
     }
 
+    /// As they stand on the wire.
+    pub fn block(&self) -> Block<'_> {
+        Block::checked(&self.lines)
+    }
+
     /// All (name, value) pairs.
     pub fn iter(&self) -> impl Iterator<Item = (&str, &str)> + Clone {
-        Block::checked(&self.lines).iter()
+        self.block().iter()
     }
 
     /// The first non-blank value of a header, whatever the case of its name.
@@ -73,11 +78,6 @@ impl Headers {
         const VERSION: usize = "NATS/1.0\r\n".len();
         const END: usize = "\r\n".len();
         VERSION + self.lines.len() + END
-    }
-
-    /// As they stand on the wire.
-    pub(super) fn lines(&self) -> &str {
-        &self.lines
     }
 
     /// For the client library.

@@ -19,8 +19,6 @@ const INTEREST: u64 = 0;
 const RECONNECT_GRACE: Duration = Duration::from_secs(5);
 /// How long a message may wait for room. There is none for long only while there is no connection.
 const SEND_TIMEOUT: Duration = Duration::from_secs(30);
-/// Pause before a message without room is tried again.
-const SEND_AGAIN_AFTER: Duration = Duration::from_millis(10);
 
 /// See the module.
 #[derive(Debug, Clone)]
@@ -61,26 +59,18 @@ impl Outlet {
 
     /// Publishes; returns once there was room for the message.
     pub async fn publish(&self, to: &str, reply: Option<&str>, headers: &Lines, payload: &Bytes) -> Result<(), String> {
-        self.with_room(|| self.lane.publish(to, reply, headers, Payload::from(payload))).await
+        self.with_room(|lane| lane.publish(to, reply, headers, Payload::from(payload))).await
     }
 
     /// Publishes what nobody would miss in time; see [`Lane::publish_assured`].
     pub async fn publish_assured(&self, to: &str, headers: &Lines, payload: &Bytes) -> Result<(), String> {
-        self.with_room(|| self.lane.publish_assured(to, headers, Payload::from(payload))).await
+        self.with_room(|lane| lane.publish_assured(to, headers, Payload::from(payload))).await
     }
 
-    async fn with_room(&self, publish: impl Fn() -> Result<(), Unsent>) -> Result<(), String> {
+    async fn with_room(&self, publish: impl Fn(&Lane) -> Result<(), Unsent>) -> Result<(), String> {
         // A fast engine must not keep its thread to itself: what it says has to be written, too.
         tokio::task::consume_budget().await;
-        let until = Instant::now() + SEND_TIMEOUT;
-        loop {
-            match publish() {
-                Err(Unsent::Full) if Instant::now() < until => {
-                    tokio::time::sleep(SEND_AGAIN_AFTER).await;
-                }
-                sent => return sent.map_err(|problem| problem.to_string()),
-            }
-        }
+        self.lane.with_room(SEND_TIMEOUT, publish).await.map_err(|problem| problem.to_string())
     }
 
     /// Questions for a new reply stream, whose request is given up where nobody listens.

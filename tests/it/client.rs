@@ -314,14 +314,21 @@ async fn a_lost_connection_ends_open_streams_and_the_client_goes_on() {
 }
 
 #[tokio::test]
-async fn a_message_that_kills_the_nats_client_ends_open_streams_and_the_client_goes_on() {
+async fn a_header_block_that_breaks_clients_ends_its_own_stream_alone() {
     let mut stage = Stage::set(|_| {}).await;
     let mut raw = RawClient::connect(&stage.server).await;
-    let (mut stream, sent) = stage.send(request()).await;
-    let inbox = sent.reply.expect("a frontend gives an inbox");
-    raw.publish(&inbox, None, b"NATS/1.0\r\nName: a\rb\r\n\r\n", b"").await;
-    assert!(matches!(failure(&mut stream).await, ClientError::Disconnected));
-    answered_again(&mut stage).await;
+    let (mut other, others) = stage.send(request()).await;
+    for poison in
+        [&b"NATS/1.0\r\nName: a\rb\r\n\r\n"[..], b"NATS/1.0\r\nName: \xff\r\n\r\n", b"NATS/1.0\r\n: x\r\n\r\n"]
+    {
+        let (mut stream, sent) = stage.send(request()).await;
+        let inbox = sent.reply.expect("a frontend gives an inbox");
+        raw.publish(&inbox, None, poison, b"").await;
+        assert!(matches!(failure(&mut stream).await, ClientError::Unreadable(_)));
+        drop(stream);
+    }
+    stage.last(&others, "1", "0", "whole").await;
+    assert_eq!(text(&mut other).await, "whole");
 }
 
 /// Requests are answered again, once both sides are connected.

@@ -141,7 +141,7 @@ impl Default for Lines {
 impl From<&super::super::Headers> for Lines {
     fn from(headers: &super::super::Headers) -> Self {
         let mut lines = Self::with_capacity(headers.wire_len());
-        lines.0.push_str(headers.lines());
+        lines.0.push_str(headers.block().lines());
         lines
     }
 }

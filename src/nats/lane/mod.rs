@@ -37,6 +37,8 @@ use crate::core::partition::MAX_PARTITIONS;
 const BARRIER_TIMEOUT: Duration = Duration::from_secs(5);
 /// Most round trips that may be under way for whoever asks whether the server answers.
 const MAX_ROUND_TRIPS: usize = 64;
+/// Pause before a message without room is tried again.
+const ROOM_AFTER: Duration = Duration::from_millis(10);
 /// Subscriptions whose messages are counted: those with numbers below.
 pub const MAX_COUNTED: usize = 16 + MAX_PARTITIONS as usize;
 
@@ -161,6 +163,22 @@ impl Lane {
         }
         self.0.wake();
         Ok(())
+    }
+
+    /// Publishes in this way once there is room, which is missing for long only while there is no connection; gives up
+    /// after a time.
+    pub async fn with_room(
+        &self,
+        within: Duration,
+        publish: impl Fn(&Self) -> Result<(), Unsent>,
+    ) -> Result<(), Unsent> {
+        let until = Instant::now() + within;
+        loop {
+            match publish(self) {
+                Err(Unsent::Full) if Instant::now() < until => tokio::time::sleep(ROOM_AFTER).await,
+                sent => return sent,
+            }
+        }
     }
 
     /// Subscribes, under a number that its messages will have; anew after each reconnect.
