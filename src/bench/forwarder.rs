@@ -9,6 +9,8 @@ use crate::wire::header;
 
 /// Queue group of the null forwarder, as a router has one.
 const QUEUE: &str = "forwarder";
+/// Bytes that may wait to be written: as many as a router lets wait.
+const MAX_UNSENT: usize = 1 << 30;
 /// Numbers of its subscriptions.
 const REQUESTS: u64 = 0;
 const ANSWERS: u64 = 1;
@@ -18,6 +20,7 @@ const VALUE: &[u8] = br#"{"v":1,"session":"a conversation's name of 36 character
 /// Publishes what comes in on one subject to another, reply subject, headers and payload unchanged; for ever.
 pub async fn forward(options: LinkOptions, from: &str, to: &str) -> Result<(), BenchError> {
     let lane = Lane::open(options).await?;
+    lane.let_wait(MAX_UNSENT);
     lane.subscribe(REQUESTS, from, Some(QUEUE));
     lane.drive(|message| publish(&lane, to, &message)).await;
     Ok(())

@@ -48,8 +48,17 @@ impl Request {
         }
         let inbox = self.router.inbox_of(self.seq, self.attempt);
         self.router.metrics.dispatched.inc();
-        self.router.send(&subject, Some(&inbox), &headers, payload);
-        Ok(until)
+        match self.router.dispatch.publish(&subject, Some(&inbox), &headers, payload) {
+            // Nobody would say that it never left: its worker would be taken for lost.
+            Err(Unsent::Full) => {
+                self.router.metrics.unsent.inc();
+                Err(self.overloaded("the router has more to send than its connection takes; try again later"))
+            }
+            sent => {
+                self.router.note_unsent(&subject, sent);
+                Ok(until)
+            }
+        }
     }
 
     /// While the connection is lost nothing is sent: it would be delivered late, and stale.

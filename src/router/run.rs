@@ -9,6 +9,7 @@ use tokio::task::JoinSet;
 
 use super::hot::HotThread;
 use super::jobs::Jobs;
+use super::live::MAX_LIVE_BYTES;
 use super::partitions::provide_pins;
 use super::pinning::PinStores;
 use super::state::Router;
@@ -18,6 +19,7 @@ use crate::core::id::{Namespace, WorkerId};
 use crate::core::mode::{AffinityMode, Provision};
 use crate::core::partition::Partition;
 use crate::nats::bucket::{Bucket, BucketInfo, Look};
+use crate::nats::lane::MAX_UNSENT;
 use crate::nats::writes::Writes;
 use crate::nats::{AccessError, ConnectError, JetStream, Lane, Lines, Link, LinkOptions, Payload};
 use crate::wire::header;
@@ -141,6 +143,8 @@ async fn start(config: RouterConfig) -> Result<Running, RouterError> {
     let hot = HotThread::start().map_err(RouterError::Thread)?;
     let intake = hot.run(Lane::open(options("intake"))).await?;
     let dispatch = hot.run(Lane::open(options("dispatch"))).await?;
+    // Bodies are not copied, and are bounded as those of live requests; the rest is small.
+    dispatch.let_wait(MAX_LIVE_BYTES + MAX_UNSENT);
     let store = Link::open(options("store")).await?;
     let workers = Bucket::new(store.clone(), &subjects.workers_bucket());
     if config.pools.level == Level::Worker {

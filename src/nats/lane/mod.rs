@@ -24,7 +24,7 @@ use tokio::sync::{oneshot, watch};
 
 pub use block::{Block, Lines, Unsound};
 pub use codec::{Decoder, Message, Op, ProtocolError};
-pub use outbox::{Payload, Unsent};
+pub use outbox::{MAX_UNSENT, Payload, Unsent};
 
 use self::assured::Assured;
 use self::handshake::Connection;
@@ -67,6 +67,7 @@ struct Shared {
     state: watch::Sender<LinkState>,
     connected: AtomicBool,
     max_payload: AtomicUsize,
+    max_unsent: AtomicUsize,
     violations: Mutex<Vec<String>>,
     slow: AtomicU64,
     /// The first connection, until it is driven.
@@ -125,6 +126,7 @@ impl Lane {
             state: watch::channel(state).0,
             connected: AtomicBool::new(false),
             max_payload: AtomicUsize::new(connection.info.max_payload),
+            max_unsent: AtomicUsize::new(MAX_UNSENT),
             violations: Mutex::default(),
             slow: AtomicU64::new(0),
             opened: Mutex::new(Some(connection)),
@@ -148,7 +150,7 @@ impl Lane {
         headers: &Lines,
         payload: Payload<'_>,
     ) -> Result<(), Unsent> {
-        self.0.out().publish(subject, reply, headers, payload)?;
+        self.0.out().publish_up_to(self.max_unsent(), subject, reply, headers, payload)?;
         self.0.wake();
         Ok(())
     }
@@ -158,11 +160,21 @@ impl Lane {
     pub fn publish_assured(&self, subject: &str, headers: &Lines, payload: Payload<'_>) -> Result<(), Unsent> {
         {
             let mut out = self.0.out();
-            out.publish(subject, None, headers, payload.clone())?;
+            out.publish_up_to(self.max_unsent(), subject, None, headers, payload.clone())?;
             lock(&self.0.assured).keep(subject, headers, payload);
         }
         self.0.wake();
         Ok(())
+    }
+
+    /// Lets so many bytes wait to be written, in place of 64 MiB: for whoever passes large messages on and bounds them
+    /// elsewhere.
+    pub fn let_wait(&self, bytes: usize) {
+        self.0.max_unsent.store(bytes, Ordering::Relaxed);
+    }
+
+    fn max_unsent(&self) -> usize {
+        self.0.max_unsent.load(Ordering::Relaxed)
     }
 
     /// Publishes in this way once there is room, which is missing for long only while there is no connection; gives up

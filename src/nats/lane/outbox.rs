@@ -6,8 +6,8 @@ use bytes::Bytes;
 
 use super::block::Lines;
 
-/// Most bytes that wait to be written; beyond, messages are refused.
-const MAX_UNSENT: usize = 64 * 1024 * 1024;
+/// Most bytes that wait to be written, where nothing else is said; beyond, messages are refused.
+pub const MAX_UNSENT: usize = 64 * 1024 * 1024;
 /// A payload of so many bytes is not copied.
 const BORROWED: usize = 16 * 1024;
 /// A text that had to grow beyond this is given back after it was written.
@@ -63,7 +63,7 @@ impl<'b> From<&'b [u8]> for Payload<'b> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Unsent {
     /// Too much waits already.
-    #[error("64 MiB wait to be sent")]
+    #[error("too many bytes wait to be sent")]
     Full,
     /// The subject would be read as something else.
     #[error("the subject is empty, or has white space in it")]
@@ -90,9 +90,21 @@ impl Outbox {
         self.length
     }
 
-    /// Adds a message.
+    /// Adds a message, where no more than [`MAX_UNSENT`] bytes wait.
     pub fn publish(
         &mut self,
+        subject: &str,
+        reply: Option<&str>,
+        headers: &Lines,
+        payload: Payload<'_>,
+    ) -> Result<(), Unsent> {
+        self.publish_up_to(MAX_UNSENT, subject, reply, headers, payload)
+    }
+
+    /// Adds a message, where no more than so many bytes wait.
+    pub fn publish_up_to(
+        &mut self,
+        most: usize,
         subject: &str,
         reply: Option<&str>,
         headers: &Lines,
@@ -102,7 +114,7 @@ impl Outbox {
             return Err(Unsent::Subject);
         }
         let block = if headers.is_empty() { 0 } else { headers.wire_len() };
-        if self.length + block + payload.len() > MAX_UNSENT {
+        if self.length + block + payload.len() > most {
             return Err(Unsent::Full);
         }
         let before = self.text.len();
@@ -238,6 +250,7 @@ mod tests {
         let payload = Bytes::from(vec![0; MAX_UNSENT / 2]);
         outbox.publish("a", None, &Lines::new(), (&payload).into()).expect("room");
         assert_eq!(outbox.publish("a", None, &Lines::new(), (&payload).into()), Err(Unsent::Full));
+        outbox.publish_up_to(2 * MAX_UNSENT, "a", None, &Lines::new(), (&payload).into()).expect("room");
     }
 
     proptest! {
