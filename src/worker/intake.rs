@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use tokio::sync::watch;
 use tokio::task::JoinSet;
-use tracing::debug;
+use tracing::{debug, warn};
 
 use super::cancel::CancelReason;
 use super::dispatch::{Dispatch, DispatchError};
@@ -139,20 +139,15 @@ async fn changed(served: &mut watch::Receiver<Vec<bool>>) {
 }
 
 fn take<E: Engine>(service: &Arc<Service<E>>, tasks: &mut JoinSet<()>, kind: Kind, message: &Message) {
-    if let Kind::Cancel = kind {
-        return cancel(service, message);
-    }
-    if tasks.len() >= MAX_TASKS {
-        // Not even a refusal can be sent in time; the router hears nothing and tries elsewhere.
-        return debug!("dropped a message: too many tasks");
-    }
     match kind {
-        Kind::Cancel => {}
+        Kind::Cancel => cancel(service, message),
+        // Not even a refusal can be sent in time; the router hears nothing and tries elsewhere.
+        Kind::Drain | Kind::Dispatch(_) if tasks.len() >= MAX_TASKS => debug!("dropped a message: too many tasks"),
+        // A server answers wherever it is told to, whoever asks it, and never with nothing.
+        Kind::Drain if !message.payload().is_empty() => {
+            warn!("what came on the subject of drains is none: it has a payload");
+        }
         Kind::Drain => {
-            // A server answers wherever it is told to, whoever asks it, and never with nothing.
-            if !message.payload().is_empty() {
-                return tracing::warn!("what came on the subject of drains is none: it has a payload");
-            }
             let (service, reply) = (Arc::clone(service), message.reply().map(Subject::from));
             tasks.spawn(async move { service.answer_drain(reply).await });
         }
