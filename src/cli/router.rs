@@ -1,5 +1,7 @@
 //! `rankpin router`: its flags, made from the one table of settings.
 
+use std::ffi::OsString;
+
 use anyhow::Context as _;
 use clap::{Arg, ArgMatches, Command, FromArgMatches};
 
@@ -135,10 +137,15 @@ pub(super) fn refuse_unknown_variables(subcommand: &str) -> anyhow::Result<()> {
                 .chain(gateway::SETTINGS)
                 .any(|setting| setting.variables().any(|own| own == name))
     };
-    let kubernetes = |name: &str| name.contains("_SERVICE_") || name == "RANKPIN_PORT" || name.contains("_PORT_");
-    let names = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
-    for name in names.filter(|name| name.starts_with("RANKPIN_")) {
-        if !known(&name) && !kubernetes(&name) {
+    // Of a service that is called rankpin, or rankpin-something.
+    let kubernetes = |name: &str, value: &str| {
+        let is_address = || ["tcp://", "udp://", "sctp://"].iter().any(|scheme| value.starts_with(scheme));
+        name.contains("_SERVICE_") || name.contains("_PORT_") || (name.ends_with("_PORT") && is_address())
+    };
+    let text =
+        |(name, value): (OsString, OsString)| Some((name.into_string().ok()?, value.to_string_lossy().into_owned()));
+    for (name, value) in std::env::vars_os().filter_map(text).filter(|(name, _)| name.starts_with("RANKPIN_")) {
+        if !known(&name) && !kubernetes(&name, &value) {
             anyhow::bail!(
                 "environment: {name} is no setting; `rankpin {subcommand} --help` lists those that there are"
             );

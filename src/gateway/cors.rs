@@ -51,7 +51,9 @@ fn preflight(asks: Option<HeaderValue>) -> Response<Body> {
     *response.status_mut() = StatusCode::NO_CONTENT;
     let headers = response.headers_mut();
     headers.insert(header::ACCESS_CONTROL_ALLOW_METHODS, HeaderValue::from_static("GET, POST, DELETE"));
-    headers.insert(header::ACCESS_CONTROL_ALLOW_HEADERS, asks.unwrap_or(HeaderValue::from_static("*")));
+    // `*` stands for all but the one that keys are in.
+    let all = HeaderValue::from_static("*, Authorization");
+    headers.insert(header::ACCESS_CONTROL_ALLOW_HEADERS, asks.unwrap_or(all));
     headers.insert(header::ACCESS_CONTROL_MAX_AGE, MAX_AGE_S.into());
     response
 }

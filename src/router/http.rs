@@ -1,16 +1,30 @@
 //! Health, metrics and the page over HTTP.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::Router as Routes;
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::IntoResponse;
 use axum::routing::get;
-use tokio::net::TcpListener;
+use hyper::server::conn::http1;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::service::TowerToHyperService;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::task::{AbortHandle, JoinSet};
 
 use super::state::Router;
 use crate::wire::Encoding;
+
+/// Most connections at a time. For one more the oldest is closed, so that probes are answered whoever holds connections
+/// open, and NATS never lacks a file handle.
+const MAX_CONNECTIONS: usize = 256;
+/// How long a connection may be idle, or take to send the head of a request.
+const HEAD_TIMEOUT: Duration = Duration::from_secs(75);
+/// Pause after the system would give no connection: it has no file handles left.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// Serves for ever.
 pub async fn serve(router: Arc<Router>, listener: TcpListener) {
@@ -21,8 +35,34 @@ pub async fn serve(router: Arc<Router>, listener: TcpListener) {
         .route("/", get(page))
         .route("/api/state", get(state))
         .with_state(router);
-    if let Err(error) = axum::serve(listener, routes).await {
-        tracing::warn!(%error, "the HTTP server has ended");
+    let (mut connections, mut by_age) = (JoinSet::new(), VecDeque::<AbortHandle>::new());
+    loop {
+        match listener.accept().await {
+            Ok((stream, _)) => {
+                while connections.try_join_next().is_some() {}
+                by_age.retain(|connection| !connection.is_finished());
+                if by_age.len() >= MAX_CONNECTIONS
+                    && let Some(oldest) = by_age.pop_front()
+                {
+                    oldest.abort();
+                }
+                by_age.push_back(connections.spawn(converse(stream, routes.clone())));
+            }
+            Err(error) => {
+                tracing::warn!(%error, "cannot take an HTTP connection");
+                tokio::time::sleep(ACCEPT_PAUSE).await;
+            }
+        }
+    }
+}
+
+async fn converse(stream: TcpStream, routes: Routes) {
+    let served = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(HEAD_TIMEOUT)
+        .serve_connection(TokioIo::new(stream), TowerToHyperService::new(routes));
+    if let Err(error) = served.await {
+        tracing::debug!(%error, "an HTTP connection ended");
     }
 }
 

@@ -258,8 +258,10 @@ impl Metrics {
 
     /// What the worker says of its cache.
     pub fn finished_tokens(&self, finished: &Finished) {
-        self.prompt_tokens.inc_by(finished.prompt_tokens.unwrap_or(0));
-        self.cached_tokens.inc_by(finished.cached_tokens.unwrap_or(0));
+        let prompt = finished.prompt_tokens.unwrap_or(0);
+        self.prompt_tokens.inc_by(prompt);
+        // No more of a prompt can be cached than there is of it.
+        self.cached_tokens.inc_by(finished.cached_tokens.unwrap_or(0).min(prompt));
     }
 
     /// A request was placed.

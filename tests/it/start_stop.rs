@@ -5,6 +5,8 @@ use std::process::Output;
 use bytes::Bytes;
 use futures_util::StreamExt as _;
 use rankpin::wire::registration::Registration;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
 
 use crate::support::process::Signal;
 use crate::support::rankpin::command;
@@ -30,6 +32,15 @@ async fn message(args: &[&str]) -> String {
 async fn settings_that_are_wrong_end_it_before_it_connects() {
     let text = message(&["--pin-ttl", "soon"]).await;
     assert!(text.starts_with("rankpin: --pin-ttl: pin_ttl is \"soon\"; allowed is a duration"), "{text}");
+}
+
+#[test]
+fn what_kubernetes_says_of_services_is_no_setting_of_ours_and_what_looks_like_one_is_refused() {
+    for (value, passes) in [("tcp://10.0.0.1:80", true), ("80", false)] {
+        let output = command(&["config", "check"]).env("RANKPIN_GATEWAY_PORT", value).output().expect("it starts");
+        assert_eq!(output.status.success(), passes, "{output:?}");
+        assert_eq!(String::from_utf8_lossy(&output.stderr).contains("RANKPIN_GATEWAY_PORT is no setting"), !passes);
+    }
 }
 
 #[tokio::test]
@@ -91,6 +102,23 @@ async fn health_readiness_and_metrics_are_served() {
     assert_eq!(router.get("/readyz").await.0, 200);
     let (status, metrics) = router.get("/metrics").await;
     assert!(status == 200 && metrics.contains("# TYPE rankpin_router_requests_admitted_total counter"), "{metrics}");
+}
+
+#[tokio::test]
+async fn whoever_holds_http_connections_open_keeps_no_probe_from_its_answer() {
+    let server = NatsServer::start();
+    let router = RouterProcess::start("router", &server, &[]).await;
+    let mut held = Vec::new();
+    for _ in 0..400 {
+        let mut connection = TcpStream::connect(router.http()).await.expect("taken");
+        // Half a head. A connection that is closed again may have been told before.
+        let _ = connection.write_all(b"GET /readyz HTTP/1.1\r\nHost: a").await;
+        held.push(connection);
+    }
+    assert_eq!(router.get("/readyz").await.0, 200);
+    let mut nothing = [0];
+    let oldest = tokio::time::timeout(PATIENCE, held[0].read(&mut nothing)).await.expect("it is closed");
+    assert!(matches!(oldest, Ok(0) | Err(_)), "{oldest:?}");
 }
 
 #[tokio::test]

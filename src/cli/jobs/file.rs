@@ -11,6 +11,7 @@ use serde_json::value::RawValue;
 use xxhash_rust::xxh3::Xxh3;
 
 use crate::core::id::{Model, RequestId};
+use crate::gateway::api::Api;
 
 /// Most bytes of one file; it is read whole before anything is submitted.
 const MAX_BYTES: u64 = 2 * 1024 * 1024 * 1024;
@@ -23,6 +24,8 @@ pub(super) struct Job {
     /// What the file calls it.
     pub custom_id: Option<String>,
     pub model: Model,
+    /// The API that the body is for, where the file says it.
+    pub api: Option<Api>,
     pub body: Bytes,
 }
 
@@ -40,6 +43,8 @@ pub(super) struct Naming {
 #[derive(Deserialize)]
 struct BatchLine<'l> {
     custom_id: Option<String>,
+    method: Option<String>,
+    url: Option<String>,
     #[serde(borrow)]
     body: Option<&'l RawValue>,
 }
@@ -74,19 +79,19 @@ fn parse(text: &Bytes, naming: &Naming) -> anyhow::Result<Vec<Job>> {
     let mut jobs = Vec::new();
     let (mut custom_ids, mut copies) = (HashMap::new(), HashMap::new());
     for (number, line) in lines.into_iter().filter(|(_, line)| !line.is_empty()) {
-        let (custom_id, body, model) = entry(line, naming).with_context(|| format!("line {number}"))?;
+        let Entry { custom_id, api, body, model } = entry(line, naming).with_context(|| format!("line {number}"))?;
         if let Some(name) = &custom_id
             && let Some(first) = custom_ids.insert(name.clone(), number)
         {
             bail!("line {number}: custom_id {name:?} stands on line {first} already");
         }
-        let hash = hash(naming, custom_id.as_deref(), &model, body);
+        let hash = hash(naming, (custom_id.as_deref(), api), &model, body);
         // The same line twice is two jobs.
         let copy: &mut u64 = copies.entry(hash).or_default();
         let id = format!("j-{:032x}", hash.wrapping_add(u128::from(*copy)));
         *copy += 1;
         let id = RequestId::new(&id).expect("letters, a dash and digits are an id");
-        jobs.push(Job { id, custom_id, model, body: text.slice_ref(body) });
+        jobs.push(Job { id, custom_id, model, api, body: text.slice_ref(body) });
     }
     if jobs.is_empty() {
         bail!("there are no jobs in it; write one body, or one JSON object a line");
@@ -94,12 +99,21 @@ fn parse(text: &Bytes, naming: &Naming) -> anyhow::Result<Vec<Job>> {
     Ok(jobs)
 }
 
-/// Name, body and model of one line.
-fn entry<'l>(line: &'l [u8], naming: &Naming) -> anyhow::Result<(Option<String>, &'l [u8], Model)> {
+/// What one line says.
+struct Entry<'l> {
+    custom_id: Option<String>,
+    api: Option<Api>,
+    body: &'l [u8],
+    model: Model,
+}
+
+fn entry<'l>(line: &'l [u8], naming: &Naming) -> anyhow::Result<Entry<'l>> {
     let batch: Option<BatchLine<'l>> = serde_json::from_slice(line).ok();
-    let (custom_id, body) = match batch {
-        Some(BatchLine { custom_id: Some(name), body: Some(body) }) => (Some(name), body.get().as_bytes()),
-        Some(_) | None => (None, line),
+    let (custom_id, api, body) = match batch {
+        Some(BatchLine { custom_id: Some(name), body: Some(body), method, url }) => {
+            (Some(name), api(method.as_deref(), url.as_deref())?, body.get().as_bytes())
+        }
+        Some(_) | None => (None, None, line),
     };
     let read: Body = serde_json::from_slice(body).map_err(|e| anyhow!("this is no JSON object of a request: {e}"))?;
     let model = match (&naming.model, read.model) {
@@ -107,10 +121,20 @@ fn entry<'l>(line: &'l [u8], naming: &Naming) -> anyhow::Result<(Option<String>,
         (None, Some(name)) => Model::new(&name).map_err(|e| anyhow!("the model {name:?} {e}"))?,
         (None, None) => bail!("the body names no model; give one with --model"),
     };
-    Ok((custom_id, body, model))
+    Ok(Entry { custom_id, api, body, model })
 }
 
-fn hash(naming: &Naming, custom_id: Option<&str>, model: &Model, body: &[u8]) -> u128 {
+/// Where a line of a batch wants its body posted.
+fn api(method: Option<&str>, url: Option<&str>) -> anyhow::Result<Option<Api>> {
+    if let Some(method) = method.filter(|method| *method != "POST") {
+        bail!("the method is {method:?}; allowed is POST");
+    }
+    let Some(url) = url else { return Ok(None) };
+    let paths = || Api::ALL.map(Api::path).join(", ");
+    Api::of_path(url).map(Some).ok_or_else(|| anyhow!("the url is {url:?}; allowed are {}", paths()))
+}
+
+fn hash(naming: &Naming, (custom_id, api): (Option<&str>, Option<Api>), model: &Model, body: &[u8]) -> u128 {
     let mut hash = Xxh3::new();
     let mut add = |part: &[u8]| {
         hash.update(&(part.len() as u64).to_le_bytes());
@@ -122,6 +146,9 @@ fn hash(naming: &Naming, custom_id: Option<&str>, model: &Model, body: &[u8]) ->
     for (name, value) in &naming.headers {
         add(name.as_bytes());
         add(value.as_bytes());
+    }
+    if let Some(api) = api {
+        add(api.path().as_bytes());
     }
     add(body);
     hash.digest128()
@@ -145,7 +172,7 @@ mod tests {
         let batch =
             r#"{"custom_id":"a","method":"POST","url":"/v1/chat/completions","body": {"model": "m", "n":1e999}}"#;
         let batch = jobs(batch, &naming).expect("a batch");
-        assert_eq!(batch[0].custom_id.as_deref(), Some("a"));
+        assert_eq!((batch[0].custom_id.as_deref(), batch[0].api), (Some("a"), Some(Api::Chat)));
         assert_eq!(&batch[0].body[..], br#"{"model": "m", "n":1e999}"#);
     }
 
@@ -168,6 +195,14 @@ mod tests {
         let model = || Naming { model: Some(Model::new("m").expect("valid")), ..Naming::default() };
         for (text, told) in [
             ("", "there are no jobs in it"),
+            (
+                r#"{"custom_id":"a","url":"/v1/nope","body":{"model":"m"}}"#,
+                "line 1: the url is \"/v1/nope\"; allowed are /v1/chat",
+            ),
+            (
+                r#"{"custom_id":"a","method":"DELETE","body":{"model":"m"}}"#,
+                "line 1: the method is \"DELETE\"; allowed is POST",
+            ),
             ("{\"model\":\"m\"}\nnonsense", "line 2"),
             ("{\"model\":\"m\"}\n{\"messages\":[]}", "line 2"),
             (

@@ -12,6 +12,7 @@ use super::{bar, print, results};
 use crate::client::Request;
 use crate::client::jobs::{JobError, Jobs, Submitted};
 use crate::core::id::{Model, RequestId};
+use crate::wire::header;
 
 /// Jobs that are on their way into the stream at once.
 const IN_FLIGHT: usize = 64;
@@ -135,6 +136,11 @@ async fn submit(jobs: &Jobs, wanted: &[Job], naming: &Naming) -> anyhow::Result<
 
 fn request(job: &Job, naming: &Naming) -> Request {
     let request = Request::new(job.model.clone(), job.body.clone()).request_id(job.id.clone());
+    let is_path = |(name, _): &(String, String)| name.eq_ignore_ascii_case(header::PATH);
+    let request = match job.api {
+        Some(api) if !naming.headers.iter().any(is_path) => request.header(header::PATH, api.path()),
+        Some(_) | None => request,
+    };
     naming.headers.iter().fold(request, |request, (name, value)| request.header(name, value))
 }
 

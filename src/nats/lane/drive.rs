@@ -29,11 +29,13 @@ const MAX_DISCOVERED: usize = 64;
 pub(super) async fn drive(shared: &Shared, mut take: impl FnMut(Message)) {
     let mut discovered = Vec::new();
     let mut opened = lock(&shared.opened).take();
+    let mut lost = shared.addresses[0].clone();
     loop {
         let connection = match opened.take() {
             Some(connection) => connection,
-            None => reconnect(shared, &discovered).await,
+            None => reconnect(shared, &discovered, &lost).await,
         };
+        lost.clone_from(&connection.address);
         discover(&mut discovered, &connection.info);
         let mut driver = Driver::new(shared, connection);
         let end = std::future::poll_fn(|context| driver.poll(context, &mut take)).await;
@@ -54,12 +56,19 @@ fn lose(shared: &Shared) {
     shared.added.store(!out.is_empty(), Ordering::Release);
 }
 
-async fn reconnect(shared: &Shared, discovered: &[ServerAddr]) -> Connection {
+/// Connects to any server but the one that was lost, which may be stopping; to that one too where no other is there.
+async fn reconnect(shared: &Shared, discovered: &[ServerAddr], lost: &ServerAddr) -> Connection {
+    let is_lost = |address: &&ServerAddr| (address.host(), address.port()) == (lost.host(), lost.port());
+    let all = || shared.addresses.iter().chain(discovered);
+    let others = || all().filter(|address| !is_lost(address));
     let mut attempt = 0;
     loop {
-        for address in shared.addresses.iter().chain(discovered) {
+        for address in others().chain(all().find(is_lost)) {
+            // Whoever publishes here meanwhile is told that nobody listens: the first other server is asked at once.
+            if attempt > 0 || is_lost(&address) {
+                tokio::time::sleep(reconnect_delay(attempt.max(1))).await;
+            }
             attempt += 1;
-            tokio::time::sleep(reconnect_delay(attempt)).await;
             match stand(shared, address).await {
                 Ok(connection) => {
                     tracing::info!(connection = shared.options.name, "connected to NATS");

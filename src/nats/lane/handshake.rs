@@ -50,6 +50,8 @@ pub struct ServerInfo {
 /// A connection that stands.
 #[derive(Debug)]
 pub struct Connection {
+    /// Where it goes.
+    pub address: ServerAddr,
     /// The bytes.
     pub stream: Stream,
     /// Their reader, which may have read ahead.
@@ -140,7 +142,7 @@ async fn shake(options: &LinkOptions, address: &ServerAddr, login: &Login) -> Re
     stream.flush().await?;
     loop {
         match next(&mut stream, &mut decoder).await? {
-            Op::Pong => return Ok(Connection { stream, decoder, info }),
+            Op::Pong => return Ok(Connection { address: address.clone(), stream, decoder, info }),
             // In the middle of a sentence for people.
             Op::Error(words) => return Err(other(words.to_lowercase())),
             Op::Info(_) | Op::Nothing | Op::Ping | Op::Message(_) => {}

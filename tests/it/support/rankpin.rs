@@ -56,6 +56,11 @@ impl RouterProcess {
         Self { process, http }
     }
 
+    /// Where it serves HTTP.
+    pub fn http(&self) -> SocketAddr {
+        self.http
+    }
+
     /// The sum over one of its metrics, by name without the prefix `rankpin_router_`.
     pub async fn metric(&self, name: &str) -> f64 {
         metric_in(&self.get("/metrics").await.1, name, "")
