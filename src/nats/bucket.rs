@@ -48,6 +48,9 @@ pub enum CasError {
     /// The server did not do it, or did not say so in time.
     #[error("the bucket is unreachable: {0}")]
     Unreachable(String),
+    /// The server will not store it, as where there is no room.
+    #[error("the bucket takes no more: {0}")]
+    Refused(String),
 }
 
 impl CasError {

@@ -129,7 +129,7 @@ pub fn answer(message: &Message) -> Result<u64, CasError> {
 fn read(payload: &[u8]) -> Result<u64, CasError> {
     match serde_json::from_slice::<Ack<'_>>(payload) {
         Ok(Ack { error: Some(error), .. }) if WRONG_LAST_SEQUENCE.contains(&error.err_code) => Err(CasError::Lost),
-        Ok(Ack { error: Some(error), .. }) => Err(CasError::Unreachable(error.description.into_owned())),
+        Ok(Ack { error: Some(error), .. }) => Err(CasError::Refused(error.description.into_owned())),
         Ok(Ack { seq, .. }) if seq > 0 => Ok(seq),
         Ok(_) => Err(CasError::Unreachable("the answer names no sequence".into())),
         Err(error) => Err(CasError::Unreachable(format!("the answer can't be read: {error}"))),

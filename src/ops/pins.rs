@@ -195,7 +195,9 @@ impl Pins {
         match bucket.delete_at(&pin.key, pin.revision).await {
             Ok(_) => Ok(true),
             Err(CasError::Lost) => Ok(false),
-            Err(CasError::Unreachable(problem)) => Err(OpsError::unwritable(bucket, problem)),
+            Err(CasError::Unreachable(problem) | CasError::Refused(problem)) => {
+                Err(OpsError::unwritable(bucket, problem))
+            }
         }
     }
 
@@ -246,7 +248,9 @@ impl Pins {
                     return now.ok_or_else(|| OpsError::refused("it has just been removed"));
                 }
                 Err(CasError::Lost) => {}
-                Err(CasError::Unreachable(problem)) => return Err(OpsError::unwritable(bucket, problem)),
+                Err(CasError::Unreachable(problem) | CasError::Refused(problem)) => {
+                    return Err(OpsError::unwritable(bucket, problem));
+                }
             }
         }
         Err(OpsError::refused(format!("{} is written by routers all the time; try again", pin.session)))

@@ -106,7 +106,7 @@ impl Router {
                 // The mirror has what was to be written; the winner's pin counts.
                 self.read_pin(partition, key).await;
             }
-            CasError::Unreachable(problem) => self.lost_bucket(partition, &problem),
+            CasError::Unreachable(problem) | CasError::Refused(problem) => self.lost_bucket(partition, &problem),
         }
     }
 }

@@ -161,18 +161,23 @@ impl Router {
             let store = router.pins.of(partition);
             loop {
                 tokio::time::sleep(ASK_AGAIN_AFTER).await;
-                if store.bucket.info().await.is_ok() {
+                // One that is full answers, and takes nothing: it is back when it takes what is owed to it.
+                if store.bucket.info().await.is_ok() && router.pay_owed(partition).await {
                     break;
                 }
             }
             store.unreachable.store(false, Ordering::Relaxed);
             tracing::info!(bucket, "the pins bucket is back");
             router.happenings.note(format!("the bucket {bucket} is back"));
-            router.pay_owed(partition).await;
+            // What was placed between the two.
+            if !router.pay_owed(partition).await {
+                router.lost_bucket(partition, "it does not take what is owed to it");
+            }
         });
     }
 
-    async fn pay_owed(self: &Arc<Self>, partition: Partition) {
+    /// Writes what is owed. Whether the bucket has taken all of it.
+    async fn pay_owed(self: &Arc<Self>, partition: Partition) -> bool {
         let store = self.pins.of(partition);
         let owed = std::mem::take(&mut *store.owed.lock().unwrap_or_else(std::sync::PoisonError::into_inner));
         let mut owed = owed.into_iter();
@@ -182,15 +187,17 @@ impl Router {
                 Err(CasError::Lost) => {
                     self.read_pin(partition, key).await;
                 }
-                Err(CasError::Unreachable(problem)) => {
-                    // Gone again: the rest waits with this one, rather than each for its own timeout.
+                Err(CasError::Unreachable(problem) | CasError::Refused(problem)) => {
+                    tracing::debug!(bucket = store.bucket.name(), problem, "pins are still owed");
+                    // The rest waits with this one, rather than each for its own timeout.
                     for (key, value) in std::iter::once((key, value)).chain(owed) {
                         store.owe(key, value);
                     }
-                    return self.lost_bucket(partition, &problem);
+                    return false;
                 }
             }
         }
+        true
     }
 
     /// Takes what is stored under a key into the mirror.
@@ -376,6 +383,12 @@ impl Request {
             CasError::Lost => {
                 self.lose_race(key).await;
                 Pinned::AskAgain
+            }
+            CasError::Refused(problem) => {
+                self.claim = None;
+                self.contested += 1;
+                self.router.lost_bucket(self.partition, &problem);
+                if decision.pin == PinStep::Keep { Pinned::Yes } else { Pinned::AskAgain }
             }
             CasError::Unreachable(problem) => {
                 self.claim = None;

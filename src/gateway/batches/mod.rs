@@ -170,7 +170,7 @@ impl Batches {
                 }
                 // Its runner has just said how far it is.
                 Err(CasError::Lost) => {}
-                Err(error @ CasError::Unreachable(_)) => return Err(unreachable(&error)),
+                Err(error @ (CasError::Unreachable(_) | CasError::Refused(_))) => return Err(unreachable(&error)),
             }
         }
         Err(unreachable(&"its record is changed all the time"))

@@ -380,7 +380,9 @@ impl Runner {
                     *held = Held { record, revision, renewed: Instant::now() };
                     return Ok(());
                 }
-                Err(CasError::Unreachable(problem)) => return Err(Stopped::Later(problem)),
+                Err(CasError::Unreachable(problem) | CasError::Refused(problem)) => {
+                    return Err(Stopped::Later(problem));
+                }
                 Err(CasError::Lost) => {}
             }
             let found = self.records.get(&held.record.id).await.map_err(|error| Stopped::Later(error.to_string()))?;

@@ -20,29 +20,46 @@ async fn a_pins_bucket_that_is_full_keeps_what_it_has_and_new_sessions_are_serve
         max_bytes: 2_000,
         ..kv::Config::default()
     };
-    jetstream::new(client.clone()).create_key_value(config).await.expect("the bucket is made");
+    let js = jetstream::new(client.clone());
+    js.create_key_value(config).await.expect("the bucket is made");
     let cluster = Cluster::on(server, 2, &[]).await;
     let _a = cluster.worker("a").ranks(0, 4).start().await;
     let _b = cluster.worker("b").ranks(4, 4).start().await;
     cluster.knows_workers(2).await;
     let first = cluster.at("first").await;
     assert!(!first.contains(' '), "{first}");
-    let mut full = false;
+    let mut unpinned = Vec::new();
     for n in 0..40 {
         let session = format!("s{n}");
         let told = cluster.turn(&session).await.told();
         assert!(told.contains(" placed"), "{told}");
         if told.ends_with("bucket-unreachable") {
-            full = true;
+            unpinned.push((session.clone(), told.split(' ').next().expect("a place").to_owned()));
             // Routers still agree: each turn finds the same by the hash.
             for _ in 0..3 {
                 assert_eq!(cluster.at(&session).await, told.split(' ').next().expect("a place"));
             }
         }
     }
-    assert!(full, "the bucket is full by now");
+    assert!(!unpinned.is_empty(), "the bucket is full by now");
+    let mut said = 0.0;
+    for router in &cluster.routers {
+        said += router.metric("bucket_unreachable").await;
+    }
+    assert!(said > 0.0, "somebody is told");
     assert_eq!(cluster.turn("first").await.told(), format!("{first} pinned"));
     assert!(!cluster.ask(Ask::new()).await.at().contains(' '), "what has no session needs no bucket");
+    let mut stream = js.get_stream("KV_rankpin_pins").await.expect("there").cached_info().config.clone();
+    stream.max_bytes = 1 << 20;
+    js.update_stream(&stream).await.expect("there is room");
+    for router in &cluster.routers {
+        router.reaches("bucket_unreachable", 0.0).await;
+    }
+    for (session, place) in &unpinned {
+        let pinned = format!("{place} pinned");
+        let told = async || (cluster.turn(session).await.told() == pinned).then_some(());
+        eventually("it is pinned where it was", PATIENCE, told).await;
+    }
 }
 
 #[tokio::test]
