@@ -150,13 +150,11 @@ mod tests {
             );
             assert_eq!(read(text.as_bytes()), Err(CasError::Lost));
         }
-        for text in [
-            r#"{"error":{"code":503,"err_code":10077,"description":"maximum \"bytes\" exceeded"},"stream":"KV_b","seq":0}"#,
-            r#"{"error":{}}"#,
-            r#"{"stream":"KV_b"}"#,
-            "not JSON",
-            "",
-        ] {
+        // A server that says no has been reached.
+        let full = r#"{"error":{"code":503,"err_code":10077,"description":"maximum \"bytes\" exceeded"},"stream":"KV_b","seq":0}"#;
+        assert_eq!(read(full.as_bytes()), Err(CasError::Refused(r#"maximum "bytes" exceeded"#.into())));
+        assert_eq!(read(br#"{"error":{}}"#), Err(CasError::Refused(String::new())));
+        for text in [r#"{"stream":"KV_b"}"#, "not JSON", ""] {
             assert!(matches!(read(text.as_bytes()), Err(CasError::Unreachable(_))), "{text}");
         }
     }
