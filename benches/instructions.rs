@@ -1,7 +1,7 @@
 //! What `scripts/instructions` counts the instructions of: one case, so many times. With another number of times the
 //! same start-up costs the same, so the difference is what the case itself costs.
 //!
-//! `instructions CASE TIMES [URL]`; the case `requests` sends them through a router at that NATS server.
+//! `instructions CASE TIMES [URL]`; the cases `requests` and `first-turns` send them through a router at that NATS server.
 
 mod support;
 
@@ -42,13 +42,15 @@ fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let case = arguments.first().map(String::as_str).unwrap_or_default();
     let times = arguments.get(1).and_then(|times| times.parse::<u32>().ok()).unwrap_or(1);
+    let url = arguments.get(2).map(String::as_str).unwrap_or("nats://127.0.0.1:4222");
     match case {
         "pinned" => pinned(times),
         "fresh" => fresh(times),
         "kv" => kv(times),
         "keys" => keys(times),
-        "requests" => requests(times, arguments.get(2).map(String::as_str).unwrap_or("nats://127.0.0.1:4222")),
-        other => panic!("case {other:?}: is none of pinned, fresh, kv, keys, requests"),
+        "requests" => requests(times, SESSIONS, url),
+        "first-turns" => requests(times, u32::MAX, url),
+        other => panic!("case {other:?}: is none of pinned, fresh, kv, keys, requests, first-turns"),
     }
 }
 
@@ -102,14 +104,14 @@ fn keys(times: u32) {
     }
 }
 
-/// Requests of pinned sessions through a router, to a worker that echoes.
-fn requests(times: u32, url: &str) {
+/// Requests of so many sessions in turn through a router, to a worker that echoes.
+fn requests(times: u32, sessions: u32, url: &str) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     runtime.block_on(async {
         let options = ClientOptions { idle_timeout: PATIENCE, request_timeout: PATIENCE, ..ClientOptions::new(url) };
         let client = Client::connect(options).await.unwrap_or_else(|e| panic!("cannot connect to {url}: {e}"));
         let one = async |n: u32| {
-            let session = SessionId::named(&format!("session-{}", n % SESSIONS)).expect("a valid id");
+            let session = SessionId::named(&format!("session-{}", n % sessions)).expect("a valid id");
             let request = Request::new(Model::new("m").expect("a valid name"), "x".repeat(PAYLOAD))
                 .session(&session)
                 .timeout(PATIENCE);

@@ -26,7 +26,7 @@ enum Command {
     /// Check flags, environment and file as `rankpin router` would, without connecting
     ///
     /// Takes the flags of `rankpin router`. Ends with code 1 and the first mistake, with the line where it stands; files
-    /// that the configuration names (context, nkey, certificates' pairing) are looked at too.
+    /// that the configuration names (context, credentials, nkey, certificates) are read too.
     #[command(
         after_long_help = "Examples:\n  rankpin config check --config rankpin.toml\n  rankpin config check --policy kv --kv-temperature 0.2"
     )]
@@ -60,7 +60,7 @@ pub(super) fn run(args: Args, log_format: Option<LogFormat>) -> anyhow::Result<(
 
 fn check(router: &router::Flagged, json: bool, log_format: Option<LogFormat>) -> anyhow::Result<()> {
     let config = router.resolve(log_format)?;
-    config.access.link("rankpin config")?;
+    config.access.link("rankpin config")?.check()?;
     let (workers, pools) = (config.workers.len(), config.pools.targets.len());
     if json {
         return output::json(

@@ -14,7 +14,13 @@ pub(super) fn text(text: &str) -> anyhow::Result<()> {
 
 /// The same, for what goes on until it is stopped: whether anybody still reads it.
 pub(super) fn is_read(text: &str) -> anyhow::Result<bool> {
-    match std::io::stdout().lock().write_all(text.as_bytes()) {
+    is_read_raw(&[text.as_bytes()])
+}
+
+/// The same of bytes as they are.
+pub(super) fn is_read_raw(parts: &[&[u8]]) -> anyhow::Result<bool> {
+    let mut out = std::io::stdout().lock();
+    match parts.iter().try_for_each(|part| out.write_all(part)) {
         Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(false),
         written => written.map(|()| true).context("cannot write to stdout"),
     }

@@ -49,12 +49,23 @@ pub(super) async fn run(args: Args) -> anyhow::Result<()> {
     let link = args.connection.open("rankpin workers").await?;
     let subjects = args.connection.subjects();
     let mut stop = std::pin::pin!(signals::stop()?);
+    let mut began = false;
     loop {
         // Both arms may be dropped: a look changes nothing.
-        let mut seen = tokio::select! {
-            seen = fleet::read(&link, &subjects) => seen?,
+        let seen = tokio::select! {
+            seen = fleet::read(&link, &subjects) => seen,
             () = &mut stop => return Ok(()),
         };
+        let mut seen = match seen {
+            Ok(seen) => seen,
+            // Whoever watches wants to see how it goes on.
+            Err(error) if args.watch && began => {
+                eprintln!("{error}");
+                continue;
+            }
+            Err(error) => return Err(error.into()),
+        };
+        began = true;
         if !args.workers.is_empty() {
             if let Some(name) = args.workers.iter().find(|name| !seen.workers.iter().any(|one| one.worker == **name)) {
                 anyhow::bail!("there is no worker {name}; `rankpin workers` lists those that there are");

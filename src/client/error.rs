@@ -74,6 +74,9 @@ pub enum ClientError {
     /// A message that is neither numbered nor an error: its sender does not speak the protocol.
     #[error("a reply message has neither Rankpin-Seq nor an error")]
     Unnumbered,
+    /// The last message of an answer says that its reply goes on in the next one.
+    #[error("the last reply message says that it goes on (Rankpin-Continues)")]
+    CutShort,
     /// A message whose header block breaks clients: its sender does not speak the protocol.
     #[error("the headers of a reply message can't be read: {0}")]
     Unreadable(#[from] Unsound),
@@ -110,6 +113,7 @@ impl ClientError {
             | Self::Deadline(_)
             | Self::Sequence(_)
             | Self::Unnumbered
+            | Self::CutShort
             | Self::Unreadable(_)
             | Self::ReplyTooLarge { .. }
             | Self::Overflow { .. } => None,

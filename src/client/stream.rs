@@ -196,12 +196,15 @@ impl ReplyStream {
         }
         if head.last {
             self.state = State::Settled;
+            if head.continues {
+                return Err(ClientError::CutShort);
+            }
         } else {
             self.wait_for(self.patience.idle);
         }
         let (payload, headers) = (message.payload_bytes(), Headers::from(headers));
         let chunk = Chunk { payload, headers, content_type: head.content_type, last: head.last };
-        self.join(chunk, head.continues && !head.last)
+        self.join(chunk, head.continues)
     }
 
     /// Puts together a reply that came in several messages; gives it once it is whole.

@@ -136,13 +136,13 @@ impl ConfigFile {
         let Some(setting) = place.shape.settings.iter().find(|setting| setting.key == key) else {
             return Err(place.error(Some(at), &place.shape.unknown(key)));
         };
-        // A duration without its unit would be a guess; a count has none.
-        let number = value.get_ref().as_integer().filter(|number| setting.is_count() && number.radix() == 10);
-        let text = as_text(value.get_ref()).or_else(|| Some(number?.as_str().to_owned())).ok_or_else(|| {
+        let text = setting_text(setting, value.get_ref()).ok_or_else(|| {
             let example = setting.default.unwrap_or(setting.value);
+            let plain = example.parse::<f64>().is_ok() && (setting.is_count() || setting.is_number());
+            let example = if plain { example.to_owned() } else { format!("{example:?}") };
             let found = value.get_ref().type_str();
             let name = setting.key;
-            place.error(Some(at.clone()), &format!("{name} is of type {found}; write {name} = {example:?}"))
+            place.error(Some(at.clone()), &format!("{name} is of type {found}; write {name} = {example}"))
         })?;
         self.settings.insert(setting.key, Given { key: setting.key, text, origin: place.origin(Some(at)) });
         Ok(())
@@ -167,6 +167,18 @@ impl ConfigFile {
     pub(super) fn aliases(&self) -> &[Table<AliasEntry>] {
         &self.aliases
     }
+}
+
+/// The text of a setting's value. A duration without its unit would be a guess, so only what has none may be a number.
+fn setting_text(setting: &Setting, value: &DeValue<'_>) -> Option<String> {
+    let is_numeric = setting.is_count() || setting.is_number();
+    if let Some(number) = value.as_integer().filter(|number| number.radix() == 10) {
+        return is_numeric.then(|| number.as_str().to_owned());
+    }
+    if let Some(number) = value.as_float() {
+        return setting.is_number().then(|| number.as_str().to_owned());
+    }
+    as_text(value).filter(|_| !(is_numeric && value.as_bool().is_some()))
 }
 
 /// A string as it is, a boolean as its word, an array of strings with commas between.

@@ -48,6 +48,11 @@ impl Setting {
         self.value.split('|').any(|value| value == "COUNT")
     }
 
+    /// Whether its value is a number that need not be whole.
+    pub fn is_number(&self) -> bool {
+        self.value.split('|').any(|value| value == "NUMBER")
+    }
+
     /// A setting without a default.
     pub(super) const fn optional(key: &'static str, value: &'static str, help: &'static str) -> Self {
         Self { key, value, default: None, also: &[], help }

@@ -83,7 +83,7 @@ const EVERY_KEY: &str = r#"
     rank_choice = "least-loaded"
     kv_prefill_weight = "2.5"
     kv_load_weight = "0.5"
-    kv_temperature = "0.1"
+    kv_temperature = 0.1
     balance_limit = "off"
     balance_half_life = "30m"
     partitions = 16
@@ -139,6 +139,7 @@ fn every_setting_is_a_key_a_variable_and_a_flag() {
             toml::Value::Array(items) => items.iter().filter_map(|i| i.as_str()).collect::<Vec<_>>().join(","),
             toml::Value::Boolean(flag) => flag.to_string(),
             toml::Value::Integer(number) => number.to_string(),
+            toml::Value::Float(number) => number.to_string(),
             other => other.as_str().expect("the rest are strings").to_owned(),
         };
         assert_ne!(Some(text.as_str()), setting.default, "{}: choose another value for this test", setting.key);
@@ -361,10 +362,10 @@ fn files_that_break_the_form_are_refused_with_the_line() {
         ("a = 1", "line 1: there is no setting a; there are nats_url, context, creds, "),
         ("\n\npin-ttl = '1h'", "line 3: there is no setting pin-ttl; write pin_ttl"),
         ("config = 'other.toml'", "line 1: there is no setting config; "),
-        (
-            "max_derived_pins = 0x10",
-            "line 1: max_derived_pins is of type integer; write max_derived_pins = \"1048576\"",
-        ),
+        ("max_derived_pins = 0x10", "line 1: max_derived_pins is of type integer; write max_derived_pins = 1048576"),
+        ("max_derived_pins = true", "line 1: max_derived_pins is of type boolean; write max_derived_pins = 1048576"),
+        ("balance_limit = true", "line 1: balance_limit is of type boolean; write balance_limit = 1.12"),
+        ("pin_ttl = 1.5", "line 1: pin_ttl is of type float; write pin_ttl = \"1h\""),
         ("max_derived_pins = -1", "line 1: max_derived_pins is \"-1\"; allowed is a whole number from 0 to"),
         ("pin_ttl = 60", "line 1: pin_ttl is of type integer; write pin_ttl = \"1h\""),
         ("reply_prefixes = [1]", "line 1: reply_prefixes is of type array; "),

@@ -167,6 +167,15 @@ impl Mirror {
         self.placed.clear();
     }
 
+    /// The bucket has nothing left of what came before a sequence.
+    pub fn drop_before(&mut self, sequence: u64) {
+        let mut gone = Vec::new();
+        for shard in &self.shards {
+            gone.extend(shard.iter().filter(|(_, entry)| entry.revision < sequence).map(|(key, _)| *key));
+        }
+        gone.into_iter().for_each(|key| self.forget(key));
+    }
+
     /// A value (or with `pin` `None`, its end) was stored under a key at `stored`. Older news than what is known is
     /// ignored.
     pub fn handle_value(&mut self, key: PinKey, revision: u64, pin: Option<Pin>, stored: Instant) {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use axum::http::{HeaderMap, StatusCode};
-use prometheus_client::encoding::{EncodeLabelSet, text};
+use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
@@ -67,7 +67,8 @@ struct OfApi {
 /// All of them.
 #[derive(Debug)]
 pub struct Metrics {
-    registry: Registry,
+    /// All of them.
+    pub registry: Registry,
     /// By API and outcome, in the order of their lists, so that counting is no look-up.
     requests: Vec<Counter>,
     first: Vec<Histogram>,
@@ -115,15 +116,6 @@ impl Default for Metrics {
         registry.register("large_bodies", "Bodies sent through the object store", metrics.large_bodies.clone());
         registry.register("connections", "Open HTTP connections", metrics.connections.clone());
         metrics
-    }
-}
-
-impl Metrics {
-    /// The page.
-    pub fn encode(&self) -> String {
-        let mut page = String::new();
-        text::encode(&mut page, &self.registry).expect("writing to a string can't fail");
-        page
     }
 }
 
@@ -184,6 +176,7 @@ impl Drop for Measured {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::telemetry::exposition;
 
     #[test]
     fn places_of_the_lists_are_those_of_the_variants() {
@@ -200,7 +193,7 @@ mod tests {
         whole.ends(Outcome::Ok);
         drop(whole);
         drop(Measured::begin(&metrics, Api::Messages, &HeaderMap::new()));
-        let page = metrics.encode();
+        let (_, page) = exposition::page(&metrics.registry, &HeaderMap::new());
         for line in [
             "rankpin_gateway_requests_total{api=\"responses\",outcome=\"ok\"} 1",
             "rankpin_gateway_requests_total{api=\"messages\",outcome=\"disconnected\"} 1",

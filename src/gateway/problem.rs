@@ -156,6 +156,7 @@ impl From<ClientError> for Problem {
             ClientError::Deadline(_) => Self::new(StatusCode::GATEWAY_TIMEOUT, "deadline", words),
             ClientError::Sequence(_)
             | ClientError::Unnumbered
+            | ClientError::CutShort
             | ClientError::Unreadable(_)
             | ClientError::ReplyTooLarge { .. }
             | ClientError::Overflow { .. } => Self::new(StatusCode::BAD_GATEWAY, "broken_reply", words),

@@ -5,13 +5,14 @@ use std::sync::Arc;
 use axum::Router as Routes;
 use axum::body::Body;
 use axum::extract::{Path, Request, State};
-use axum::http::{HeaderMap, Response, StatusCode, Uri, header};
+use axum::http::{HeaderMap, Response, StatusCode, Uri};
 use axum::response::IntoResponse;
 use axum::routing::{get, post};
 
 use super::api::{Api, Family};
 use super::problem::Problem;
 use super::{Gateway, cors, forward::forward, store_routes};
+use crate::telemetry::exposition;
 
 /// All routes of a gateway.
 pub fn routes(gateway: &Arc<Gateway>) -> Routes {
@@ -39,9 +40,8 @@ async fn ready(State(gateway): State<Arc<Gateway>>) -> impl IntoResponse {
     }
 }
 
-async fn metrics(State(gateway): State<Arc<Gateway>>) -> impl IntoResponse {
-    let kind = [(header::CONTENT_TYPE, "application/openmetrics-text; version=1.0.0; charset=utf-8")];
-    (kind, gateway.metrics.encode())
+async fn metrics(State(gateway): State<Arc<Gateway>>, headers: HeaderMap) -> impl IntoResponse {
+    exposition::page(&gateway.metrics.registry, &headers)
 }
 
 async fn models(State(gateway): State<Arc<Gateway>>, headers: HeaderMap) -> Response<Body> {

@@ -11,6 +11,7 @@ use futures_util::{FutureExt as _, StreamExt as _};
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
+use super::jetstream::{Get, JetStream};
 use super::link::{Link, describe};
 use super::writes::Writes;
 
@@ -94,10 +95,18 @@ pub struct Stored {
 pub struct BucketInfo {
     /// When the stream was made; another time means another bucket.
     pub created: SystemTime,
+    /// Sequence of the first message that is still there; where there is none, the one after the last.
+    pub first_sequence: u64,
     /// Sequence of the last message.
     pub last_sequence: u64,
     /// Number of messages.
     pub messages: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// Most messages; none or less than one is without a limit.
+    pub max_messages: i64,
+    /// Most bytes, likewise.
+    pub max_bytes: i64,
     /// Values kept per key.
     pub history: i64,
     /// How long values live; zero is for ever.
@@ -280,11 +289,19 @@ impl Bucket {
         }
     }
 
+    /// Sequence of the last message that the stream's leader has; zero where it has none.
+    pub async fn last_kept(&self) -> Result<u64, Unreachable> {
+        let everything = self.subject(">");
+        let last = JetStream::new(self.link.clone());
+        let last = last.get(&self.stream_name(), Get::Last(&everything)).await;
+        last.map(|message| message.map_or(0, |message| message.sequence)).map_err(|e| Unreachable(e.to_string()))
+    }
+
     /// State of the bucket's stream.
     pub async fn info(&self) -> Result<BucketInfo, Unreachable> {
         match self.look().await {
             Look::There(info) => Ok(info),
-            Look::Missing => Err(Unreachable("there is no such bucket".into())),
+            Look::Missing => Err(Unreachable(NO_BUCKET.into())),
             Look::NoJetStream(problem) | Look::Silent(problem) => Err(Unreachable(problem)),
         }
     }
@@ -298,8 +315,12 @@ impl Bucket {
         match tokio::time::timeout(self.opening(), opened.stream.get_info()).await {
             Ok(Ok(info)) => Look::There(BucketInfo {
                 created: system_time(info.created.unix_timestamp_nanos()),
+                first_sequence: info.state.first_sequence,
                 last_sequence: info.state.last_sequence,
                 messages: info.state.messages,
+                bytes: info.state.bytes,
+                max_messages: info.config.max_messages,
+                max_bytes: info.config.max_bytes,
                 history: info.config.max_messages_per_subject,
                 max_age: info.config.max_age,
                 replicas: info.config.num_replicas,
@@ -421,6 +442,9 @@ impl Watch {
         }
     }
 }
+
+/// The problem where JetStream is there, and the bucket is not.
+pub const NO_BUCKET: &str = "there is no such bucket";
 
 /// How problems begin that are only silence.
 const NO_ANSWER: &str = "no answer within";

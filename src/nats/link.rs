@@ -18,6 +18,8 @@ use super::tls::Tls;
 
 /// How often the server is pinged; two unanswered pings end the connection.
 const PING_INTERVAL: Duration = Duration::from_secs(10);
+/// What a server's URL may begin with.
+const SCHEMES: [&str; 2] = ["nats", "tls"];
 /// How long connecting to one server may take.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Longest pause between two attempts to reconnect.
@@ -63,6 +65,16 @@ impl LinkOptions {
             name: name.to_owned(),
             inbox_prefix: "_INBOX".to_owned(),
         }
+    }
+
+    /// Looks for what would keep it from connecting anywhere: URLs that are none, files that can't be read.
+    pub fn check(&self) -> Result<(), ConnectError> {
+        parse_addresses(&self.urls)?;
+        if let Some(path) = &self.creds {
+            std::fs::read(path)
+                .map_err(|e| ConnectError::Credentials { path: path.display().to_string(), problem: e.to_string() })?;
+        }
+        encrypted(ConnectOptions::new(), self).map(drop)
     }
 
     /// As whom to connect, where it is not by a credentials file.
@@ -409,8 +421,15 @@ pub(super) fn parse_addresses(urls: &[String]) -> Result<Vec<ServerAddr>, Connec
         return Err(ConnectError::Url { url: String::new(), problem: "it is empty".into() });
     }
     let parse = |url: &String| {
-        url.parse()
-            .map_err(|e: std::io::Error| ConnectError::Url { url: login::without_login(url), problem: e.to_string() })
+        let wrong = |problem: String| ConnectError::Url { url: login::without_login(url), problem };
+        let address: ServerAddr = url.parse().map_err(|e: std::io::Error| wrong(e.to_string()))?;
+        if !SCHEMES.contains(&address.scheme()) {
+            return Err(wrong(format!("its scheme is {}", address.scheme())));
+        }
+        if address.host().is_empty() {
+            return Err(wrong("it names no host".into()));
+        }
+        Ok(address)
     };
     urls.iter().map(parse).collect()
 }

@@ -3,7 +3,7 @@
 pub mod access;
 pub mod ask;
 pub mod bucket;
-pub mod guard;
+pub mod feed;
 pub mod headers;
 pub mod jetstream;
 pub mod lane;

@@ -3,16 +3,19 @@
 
 mod fleet;
 mod partitions;
+mod room;
 
 use std::time::{Duration, SystemTime};
 
 use serde::{Deserialize, Serialize};
 
+use self::room::Used;
 use super::permissions::{Permissions, Role, User, lacking, needs};
 use super::{OpsError, routers};
-use crate::config::RouterConfig;
+use crate::config::{Level, RouterConfig};
 use crate::core::id::WorkerId;
-use crate::nats::bucket::{Bucket, Look};
+use crate::nats::bucket::{Bucket, BucketInfo, Look};
+use crate::nats::jetstream::{Discard, StreamInfo};
 use crate::nats::{ConnectError, JetStream, Link};
 use crate::wire::service::RouterState;
 use crate::wire::subject::{JOBS_CONSUMER, Subjects};
@@ -37,6 +40,8 @@ const CLOCKS: Duration = Duration::from_millis(500);
 const ROUTERS_WAIT: Duration = Duration::from_secs(1);
 /// How long the server may take.
 const ANSWER_WAIT: Duration = Duration::from_secs(2);
+/// Age at which the server drops a registration (protocol section 7).
+const REGISTRATION_MAX_AGE: Duration = Duration::from_secs(30);
 /// Oldest server that is known to work.
 const OLDEST_SERVER: (u64, u64) = (2, 11);
 
@@ -95,6 +100,10 @@ pub async fn examine(link: &Link, config: &RouterConfig) -> Vec<Finding> {
         }
         Err(error) => findings.push(Finding::new("routers", Health::Warn, error.to_string(), "")),
     }
+    if config.pools.level == Level::Global {
+        // Its pools stand in the configuration, their workers in their own namespaces.
+        return findings;
+    }
     match super::fleet::registrations(link, &subjects).await {
         Ok((specs, refused)) => findings.extend(fleet::examine(&specs, &refused)),
         Err(error) => findings.push(unread("workers", &error)),
@@ -147,7 +156,7 @@ struct Stamped {
 
 /// Clocks stand beside each other in deadlines and ages: that of the server against that of this machine.
 async fn clock(link: &Link, subjects: &Subjects) -> Finding {
-    let subject = format!("$JS.API.STREAM.INFO.KV_{}", subjects.workers_bucket());
+    let subject = format!("$JS.API.STREAM.INFO.KV_{}", subjects.pins_bucket());
     let before = SystemTime::now();
     let answer = link.ask(&subject, ANSWER_WAIT).await.ok();
     let round_trip = before.elapsed().unwrap_or_default();
@@ -168,28 +177,34 @@ async fn clock(link: &Link, subjects: &Subjects) -> Finding {
 
 async fn storage(link: &Link, subjects: &Subjects, config: &RouterConfig) -> Vec<Finding> {
     let mut findings = Vec::new();
-    for (name, max_age) in
-        [(subjects.workers_bucket(), Duration::from_secs(30)), (subjects.pins_bucket(), config.pin_ttl)]
-    {
-        findings.push(bucket(link, &name, max_age).await);
+    let workers = (config.pools.level == Level::Worker).then(|| (subjects.workers_bucket(), REGISTRATION_MAX_AGE));
+    for (name, max_age) in workers.into_iter().chain([(subjects.pins_bucket(), config.pin_ttl)]) {
+        findings.extend(bucket(link, &name, max_age).await);
         if let Some(Finding { health: Health::Fail, .. }) = findings.last() {
             return findings;
         }
     }
     findings.extend(partitions::storage(link, subjects, config).await);
-    if config.jobs.max == 0 {
+    findings.extend(room::of_account(link).await);
+    if config.jobs.max == 0 || config.pools.level == Level::Global {
         return findings;
     }
     let api = JetStream::new(link.clone());
     for name in [subjects.jobs_stream(), subjects.results_stream(), subjects.dead_stream()] {
-        findings.push(match api.stream(&name).await {
-            Ok(Some(info)) => Finding::ok(
-                "stream",
-                format!("{name}: {} messages, {} replicas", info.state.messages, info.config.num_replicas),
-            ),
-            Ok(None) => Finding::new("stream", Health::Warn, format!("{name} is missing"), NO_JOBS),
-            Err(error) => Finding::new("stream", Health::Warn, format!("{name}: {error}"), ""),
-        });
+        let info = match api.stream(&name).await {
+            Ok(Some(info)) => info,
+            Ok(None) => {
+                findings.push(Finding::new("stream", Health::Warn, format!("{name} is missing"), NO_JOBS));
+                continue;
+            }
+            Err(error) => {
+                findings.push(Finding::new("stream", Health::Warn, format!("{name}: {error}"), ""));
+                continue;
+            }
+        };
+        findings.extend(stream_room(&name, &info));
+        let (messages, replicas) = (info.state.messages, info.config.num_replicas);
+        findings.push(Finding::ok("stream", format!("{name}: {messages} messages, {replicas} replicas")));
     }
     let stream = subjects.jobs_stream();
     if let Ok(None) = api.consumer(&stream, JOBS_CONSUMER).await {
@@ -206,8 +221,30 @@ async fn storage(link: &Link, subjects: &Subjects, config: &RouterConfig) -> Vec
 const NO_JOBS: &str =
     "there are no durable jobs without it; `rankpin provision` makes it, or routers with --max-jobs 0 do without";
 
-async fn bucket(link: &Link, name: &str, max_age: Duration) -> Finding {
-    match Bucket::new(link.clone(), name).look().await {
+/// How a bucket is, the room that it has first.
+async fn bucket(link: &Link, name: &str, max_age: Duration) -> Vec<Finding> {
+    let look = Bucket::new(link.clone(), name).look().await;
+    let room = if let Look::There(info) = &look { bucket_room(name, info) } else { None };
+    room.into_iter().chain([bucket_as_it_is(link, name, max_age, look)]).collect()
+}
+
+fn bucket_room(name: &str, info: &BucketInfo) -> Option<Finding> {
+    let BucketInfo { messages, max_messages, bytes, max_bytes, .. } = *info;
+    Used { messages, max_messages, bytes, max_bytes }.finding(name, true)
+}
+
+fn stream_room(name: &str, StreamInfo { config, state, .. }: &StreamInfo) -> Option<Finding> {
+    let used = Used {
+        messages: state.messages,
+        max_messages: config.max_msgs,
+        bytes: state.bytes,
+        max_bytes: config.max_bytes,
+    };
+    used.finding(name, config.discard == Discard::New)
+}
+
+fn bucket_as_it_is(link: &Link, name: &str, max_age: Duration, look: Look) -> Finding {
+    match look {
         Look::There(info) => {
             let found =
                 format!("{name}: {} keys, values live for {}", info.messages, humantime::format_duration(info.max_age));

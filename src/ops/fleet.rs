@@ -11,7 +11,7 @@ use crate::core::fleet::LOST_AFTER;
 use crate::core::hash::PinKey;
 use crate::core::load::Report;
 use crate::core::worker::{WorkerKind, WorkerSpec, WorkerState};
-use crate::nats::bucket::{Bucket, Change, Unreachable, Watched};
+use crate::nats::bucket::{Bucket, Change, NO_BUCKET, Unreachable, Watched};
 use crate::nats::{Link, Subscription};
 use crate::wire::load::LoadReport;
 use crate::wire::pin::PinValue;
@@ -25,6 +25,9 @@ const LISTEN: Duration = Duration::from_millis(1200);
 const SILENT: Duration = Duration::from_secs(5);
 /// Most pins that are counted for a table of workers; of more, `rankpin pins stats` tells.
 pub const MAX_COUNTED: u64 = 500_000;
+
+/// What may be so where there is no bucket of workers.
+const NO_WORKERS: &str = " (routers at the global level have none: workers are in the namespaces of their pools)";
 
 /// A fleet at a moment.
 #[derive(Debug, Serialize)]
@@ -146,7 +149,10 @@ pub async fn registrations(
             Err(problem) => drop(refused.insert(change.key, problem)),
         }
     };
-    read_all(&bucket, take).await.map_err(OpsError::unreadable(&bucket))?;
+    read_all(&bucket, take).await.map_err(|Unreachable(problem)| {
+        let hint = if problem == NO_BUCKET { NO_WORKERS } else { "" };
+        OpsError::unreadable(&bucket)(Unreachable(format!("{problem}{hint}")))
+    })?;
     let refused = refused.into_iter().map(|(worker, problem)| Refused { worker, problem }).collect();
     Ok((specs.into_values().collect(), refused))
 }

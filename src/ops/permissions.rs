@@ -191,7 +191,11 @@ impl Names {
             format!("{ns}.dead.>"),
         ];
         publish.extend(self.pins());
-        publish.extend(watching(&format!("KV_{}", self.subjects.workers_bucket())));
+        let workers = format!("KV_{}", self.subjects.workers_bucket());
+        publish.extend(watching(&workers));
+        // A mirror pulls what a watch would be sent.
+        let mirrored = self.pins_streams().into_iter().chain([workers]);
+        publish.extend(mirrored.map(|stream| format!("$JS.API.CONSUMER.MSG.NEXT.{stream}.>")));
         if self.partitions > 1 {
             publish.push(self.subjects.parts());
         }

@@ -16,6 +16,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::task::{AbortHandle, JoinSet};
 
 use super::state::Router;
+use crate::telemetry::exposition;
 use crate::wire::Encoding;
 
 /// Most connections at a time. For one more the oldest is closed, so that probes are answered whoever holds connections
@@ -72,15 +73,8 @@ async fn ready(State(router): State<Arc<Router>>) -> impl IntoResponse {
 
 async fn metrics(State(router): State<Arc<Router>>, headers: HeaderMap) -> impl IntoResponse {
     router.read_gauges();
-    // Prometheus itself asks for OpenMetrics; what reads the older format alone would stumble over it.
-    let asked = headers.get(header::ACCEPT).and_then(|accept| accept.to_str().ok()).unwrap_or_default();
-    let open_metrics = asked.contains("application/openmetrics-text");
-    let kind = if open_metrics { OPEN_METRICS } else { PLAIN_METRICS };
-    ([(header::CONTENT_TYPE, kind)], router.metrics.encode(open_metrics))
+    exposition::page(&router.metrics.registry, &headers)
 }
-
-const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-const PLAIN_METRICS: &str = "text/plain; version=0.0.4; charset=utf-8";
 
 /// What the page may do: nothing that comes from elsewhere, and nothing that goes elsewhere.
 const PAGE_POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; \

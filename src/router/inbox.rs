@@ -52,6 +52,9 @@ const INBOX: u64 = 0;
 /// Number of the subscription to what the server says of probes of partitions.
 const HANDED_OVER: u64 = 1;
 
+/// Number of the first subscription by which buckets are mirrored; the others follow.
+pub const FIRST_FEED: u64 = 2;
+
 /// Prefix of the subjects of a router's inbox on which writes to buckets are answered.
 pub fn of_writes(inbox: &str) -> String {
     format!("{inbox}b")
@@ -68,6 +71,9 @@ pub async fn subscribe(router: &Router) -> Result<(), ConnectError> {
 
 /// Takes one message of the inbox.
 pub fn take(router: &Router, message: Message) {
+    if let Some(feed) = message.subscription().checked_sub(FIRST_FEED) {
+        return router.feed(feed, message);
+    }
     if let Some((id, worker, attempt)) = router.hear(message) {
         router.give_up_at(&worker, &id, attempt);
     }
@@ -98,6 +104,14 @@ impl Router {
     pub(super) fn probe_inbox(&self, slot: WorkerSlot) -> String {
         let (index, generation) = slot.parts();
         self.seal.subject(&self.inbox, Topic::Probe, index.into(), generation)
+    }
+
+    /// What has no place is missed by its number, and asked for again.
+    fn feed(&self, number: u64, message: Message) {
+        let feed = usize::try_from(number).ok().and_then(|index| self.feeds.get(index));
+        if let Some(feed) = feed {
+            let _ = feed.try_send(message);
+        }
     }
 
     fn hear(&self, message: Message) -> Option<Late> {

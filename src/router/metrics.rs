@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
 
-use prometheus_client::encoding::{EncodeLabelSet, prometheus_text, text};
+use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
@@ -88,7 +88,8 @@ pub struct KindLabel {
 /// All counters.
 #[derive(Debug)]
 pub struct Metrics {
-    registry: Registry,
+    /// All of them.
+    pub registry: Registry,
     /// Requests taken in.
     pub admitted: Counter,
     /// Attempts sent to workers.
@@ -365,18 +366,6 @@ impl Metrics {
             );
         }
     }
-
-    /// The page that is scraped: OpenMetrics for whoever asks for it, else the text format of old.
-    pub fn encode(&self, open_metrics: bool) -> String {
-        let mut page = String::new();
-        let written = if open_metrics {
-            text::encode(&mut page, &self.registry)
-        } else {
-            prometheus_text::encode(&mut page, &self.registry)
-        };
-        written.expect("writing to a string cannot fail");
-        page
-    }
 }
 
 fn failure_word(failure: Failure) -> &'static str {
@@ -433,11 +422,14 @@ impl Gauges {
 mod tests {
     use std::collections::BTreeMap;
 
+    use axum::http::HeaderMap;
+
     use super::super::fleet_metrics::{Connection, Sample};
     use super::super::queue_metrics::LeftQueue;
     use super::*;
     use crate::core::fleet::WorkerSlot;
     use crate::core::id::{DpRank, Placement, WorkerId};
+    use crate::telemetry::exposition;
     use crate::wire::event::Outcome;
     use crate::wire::service::{RankState, WorkerState};
 
@@ -468,9 +460,13 @@ mod tests {
         metrics
     }
 
+    fn page(metrics: &Metrics) -> String {
+        exposition::page(&metrics.registry, &HeaderMap::new()).1
+    }
+
     #[test]
     fn the_docs_name_every_metric_with_its_type_and_nothing_else() {
-        let page = all().encode(false);
+        let page = page(&all());
         let typed = page.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split_once(' '));
         let served: BTreeMap<&str, &str> = typed.collect();
         let docs =
@@ -500,7 +496,7 @@ mod tests {
 
     #[test]
     fn what_goes_wrong_is_counted_from_the_start() {
-        let text = Metrics::new().encode(false);
+        let text = page(&Metrics::new());
         for series in [
             "attempts_failed_total{failure=\"no_responders\"}",
             "pins_written_total{kind=\"claimed\"}",

@@ -13,8 +13,8 @@ use crate::core::hash::PinKey;
 use crate::core::id::WorkerId;
 use crate::core::partition::Partition;
 use crate::core::worker::WorkerState as Declared;
-use crate::nats::bucket::{Bucket, BucketInfo, Change, Unreachable, Watch, Watched};
-use crate::nats::{LinkState, guard};
+use crate::nats::bucket::{Bucket, BucketInfo, Change, Unreachable};
+use crate::nats::feed::{Feed, News};
 use crate::wire::registration::Registration;
 
 /// How often the stream is asked whether it is still the same one.
@@ -23,10 +23,6 @@ const CHECK_EVERY: Duration = Duration::from_secs(2);
 const MAX_TICKS_BEHIND: u32 = 15;
 /// Pause before a bucket that can't be watched is tried again.
 const RETRY_PAUSE: Duration = Duration::from_millis(500);
-/// Reconnects within [`FLAP_WINDOW`] after which a stored message is suspected of killing the connection.
-const FLAPS: usize = 3;
-/// See [`FLAPS`].
-const FLAP_WINDOW: Duration = Duration::from_secs(10);
 /// Registrations whose revision is remembered.
 const MAX_SEEN: usize = 65_536;
 
@@ -38,17 +34,24 @@ pub trait Reader: Send {
     fn complete(&mut self, router: &Arc<Router>, complete: bool);
     /// The bucket is another one than before.
     fn made_anew(&mut self, router: &Arc<Router>);
+    /// The bucket has lost what came before a sequence, of which a watch is not told; `left` keys it still has.
+    fn lost_before(&mut self, router: &Arc<Router>, sequence: u64, left: u64);
     /// Changes were missed for a while.
     fn interrupted(&mut self, router: &Arc<Router>);
 }
 
 /// Mirrors a bucket for ever.
-pub async fn follow(router: Arc<Router>, bucket: Bucket, reader: impl Reader) {
-    let mut follower = Follower::new(router, bucket, reader);
+pub async fn follow(router: Arc<Router>, bucket: Bucket, feed: Feed, reader: impl Reader) {
+    let mut follower = Follower::new(router, bucket, feed, reader);
     loop {
-        if let Err(error) = follower.watch_once().await {
+        let watched = follower.watch_once().await;
+        if follower.watching {
+            follower.reader.interrupted(&follower.router);
+        }
+        follower.fall_behind();
+        if let Err(error) = watched {
             tracing::debug!(bucket = follower.bucket.name(), %error, "cannot watch the bucket, trying on");
-            follower.set_complete(false);
+            follower.revive().await;
             tokio::time::sleep(RETRY_PAUSE).await;
         }
     }
@@ -57,6 +60,7 @@ pub async fn follow(router: Arc<Router>, bucket: Bucket, reader: impl Reader) {
 struct Follower<R> {
     router: Arc<Router>,
     bucket: Bucket,
+    feed: Feed,
     reader: R,
     /// When the mirrored stream was made.
     created: Option<SystemTime>,
@@ -67,14 +71,9 @@ struct Follower<R> {
     complete: bool,
     /// Whether there is a watch: without one nothing is complete, not even an empty bucket.
     watching: bool,
-    /// Whether the watch was made after the connection last came to stand.
-    fresh_watch: bool,
-    /// Whether that watch has told all that its server has: a replica, which may be behind the stream's leader.
+    /// Whether the watch has told all that its server has: a replica, which may be behind the stream's leader.
     drained: bool,
     ticks_behind: u32,
-    /// How often the connection had come to stand when it was last looked at.
-    connects: u64,
-    flaps: Vec<Instant>,
     /// Sequence that the stream had at the last look: by now it should have come.
     due: u64,
     /// What the stream had when the mirror had everything: what ran out before is not waited for.
@@ -83,78 +82,58 @@ struct Follower<R> {
 }
 
 impl<R: Reader> Follower<R> {
-    fn new(router: Arc<Router>, bucket: Bucket, reader: R) -> Self {
+    fn new(router: Arc<Router>, bucket: Bucket, feed: Feed, reader: R) -> Self {
         router.metrics.mirror_complete(bucket.name(), false);
         Self {
             router,
             bucket,
+            feed,
             reader,
             created: None,
             seen: 0,
             target: u64::MAX,
             complete: false,
             watching: false,
-            fresh_watch: false,
             drained: false,
             ticks_behind: 0,
-            connects: 0,
-            flaps: Vec::new(),
             due: 0,
             floor: 0,
             was_complete: false,
         }
     }
 
+    /// Watches until the watch ends, or has to be made anew.
     async fn watch_once(&mut self) -> Result<(), Unreachable> {
-        self.watching = false;
-        let bucket = self.bucket.clone();
-        let mut state = bucket.link().state();
-        let now = state.borrow_and_update().clone();
-        self.note_connection(&now).await;
-        let mut watch = self.open_watch().await?;
+        let mut state = self.feed.lane().state();
+        let connects = match state.wait_for(|state| state.connected).await {
+            Ok(state) => state.connects,
+            Err(closed) => return Err(Unreachable(closed.to_string())),
+        };
+        self.begin().await?;
+        let begun = Instant::now();
         let mut check = tokio::time::interval(CHECK_EVERY);
         check.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
-            // Cancel-safe: a change is either returned or stays in the watch, the rest is looked at anew.
+            // Cancel-safe: a change is either returned or stays in the feed, the rest is looked at anew.
             tokio::select! {
-                watched = watch.next() => match watched {
-                    Watched::Change(change) => {
-                        let drained = self.drained;
-                        self.take(change);
-                        // Once at once; where that was too early, with the looks at the stream.
-                        if !drained {
-                            self.check_drained().await?;
+                news = self.feed.next() => {
+                    let mut next = Some(news);
+                    while let Some(news) = next {
+                        if let Some(problem) = self.hear(news).await? {
+                            // A watch that ends at once would do so again.
+                            return if begun.elapsed() < RETRY_PAUSE { Err(Unreachable(problem)) } else { Ok(()) };
                         }
+                        next = self.feed.ready();
                     }
-                    Watched::Interrupted(problem) => {
-                        tracing::debug!(bucket = bucket.name(), problem, "the watch was interrupted");
-                        self.reader.interrupted(&self.router);
-                        self.fall_behind();
-                    }
-                    Watched::Dead => {
-                        let generation = watch.generation;
-                        drop(watch);
-                        self.revive(generation).await;
-                        return Ok(());
-                    }
-                },
+                }
                 _ = state.changed() => {
-                    let now = state.borrow_and_update().clone();
-                    if now.dead == Some(watch.generation) {
-                        let generation = watch.generation;
-                        drop(watch);
-                        self.revive(generation).await;
-                        return Ok(());
-                    }
-                    if self.note_connection(&now).await {
-                        // The client library would notice after ten seconds that its consumer is gone.
+                    let now = state.borrow_and_update();
+                    if !now.connected || now.connects != connects {
+                        // What was on its way is lost.
                         return Ok(());
                     }
                 }
                 _ = check.tick() => {
-                    if !bucket.link().is_connected() {
-                        continue;
-                    }
                     if self.check().await? {
                         return Ok(());
                     }
@@ -163,17 +142,29 @@ impl<R: Reader> Follower<R> {
         }
     }
 
-    async fn open_watch(&mut self) -> Result<Watch, Unreachable> {
+    /// Takes a piece of news; why the watch has ended, where it has.
+    async fn hear(&mut self, news: News) -> Result<Option<String>, Unreachable> {
+        match news {
+            News::Change(change) => self.take(change).await?,
+            News::Unsound(change) => self.take_unsound(change).await?,
+            News::Told => self.drained().await?,
+            News::Ended(problem) => {
+                tracing::debug!(bucket = self.bucket.name(), problem, "the watch has ended");
+                return Ok(Some(problem));
+            }
+        }
+        Ok(None)
+    }
+
+    async fn begin(&mut self) -> Result<(), Unreachable> {
         let info = self.bucket.info().await?;
         self.look(&info);
         let from = (self.seen > 0).then_some(self.seen + 1);
-        let watch = self.bucket.watch(from).await?;
+        self.feed.begin(&self.bucket, from).await?;
         self.watching = true;
-        self.fresh_watch = true;
-        self.drained = false;
         self.ticks_behind = 0;
         self.look(&info);
-        Ok(watch)
+        Ok(())
     }
 
     /// Looks whether the mirror is where the stream is. True where it takes a new watch.
@@ -192,22 +183,6 @@ impl<R: Reader> Follower<R> {
         Ok(false)
     }
 
-    /// The connection was lost, or came to stand again (true): the mirror may be behind until a watch has caught up.
-    async fn note_connection(&mut self, now: &LinkState) -> bool {
-        if !now.connected {
-            self.fall_behind();
-        } else if now.connects != self.connects {
-            let first = std::mem::replace(&mut self.connects, now.connects) == 0;
-            if !first {
-                self.fall_behind();
-                self.reader.interrupted(&self.router);
-                self.guard_flapping().await;
-            }
-            return true;
-        }
-        false
-    }
-
     /// Messages that are missing though they were there at the last look.
     fn lag(&mut self, info: &BucketInfo) -> u64 {
         if self.complete && !self.was_complete {
@@ -218,9 +193,10 @@ impl<R: Reader> Follower<R> {
         if info.messages == 0 { 0 } else { due.saturating_sub(self.seen.max(self.floor)) }
     }
 
+    /// There is no watch: the mirror may be behind until one has caught up.
     fn fall_behind(&mut self) {
+        self.watching = false;
         self.target = u64::MAX;
-        self.fresh_watch = false;
         self.drained = false;
         self.set_complete(false);
     }
@@ -240,9 +216,9 @@ impl<R: Reader> Follower<R> {
             self.reader.made_anew(&self.router);
         }
         self.created = Some(info.created);
-        if info.messages == 0 && self.complete && self.seen > 0 && info.last_sequence >= self.seen {
-            // Purged: a watch is not told.
-            self.reader.made_anew(&self.router);
+        if info.first_sequence > self.due {
+            // Nothing is left of what was there at the last look: it was written anew, or ran out, or was purged.
+            self.reader.lost_before(&self.router, info.first_sequence, info.messages);
         }
         if !self.complete {
             self.target = info.last_sequence;
@@ -253,15 +229,32 @@ impl<R: Reader> Follower<R> {
         anew
     }
 
-    fn take(&mut self, change: Change) {
+    async fn take(&mut self, change: Change) -> Result<(), Unreachable> {
         let (revision, pending) = (change.stored.revision, change.pending);
         self.reader.change(&self.router, change, self.complete);
         self.seen = self.seen.max(revision);
-        // What comes after a reconnect may still be of the watch before it.
-        self.drained |= pending == 0 && self.fresh_watch;
         if !self.complete && self.seen >= self.target {
             self.set_complete(true);
         }
+        if pending == 0 { self.drained().await } else { Ok(()) }
+    }
+
+    /// It would break the connections of those who read the bucket with a client library, so it is replaced by a deletion
+    /// where this user may do that.
+    async fn take_unsound(&mut self, change: Change) -> Result<(), Unreachable> {
+        tracing::warn!(
+            bucket = self.bucket.name(),
+            key = change.key,
+            sequence = change.stored.revision,
+            "a stored message has a header block that breaks NATS clients; it is passed over, and deleted where that is allowed"
+        );
+        let _ = self.bucket.delete_at(&change.key, change.stored.revision).await;
+        self.take(change).await
+    }
+
+    /// The watch's server has told all that it has. Once at once; where that was too early, with the looks at the stream.
+    async fn drained(&mut self) -> Result<(), Unreachable> {
+        if std::mem::replace(&mut self.drained, true) { Ok(()) } else { self.check_drained().await }
     }
 
     /// A watch that has told all that its server has, and not the stream's last sequence: either that message is gone, or the
@@ -270,7 +263,7 @@ impl<R: Reader> Follower<R> {
         if self.complete || !self.drained {
             return Ok(());
         }
-        self.target = self.target.min(guard::last_kept(&self.bucket).await?);
+        self.target = self.target.min(self.bucket.last_kept().await?);
         if self.seen >= self.target {
             self.set_complete(true);
         }
@@ -289,29 +282,14 @@ impl<R: Reader> Follower<R> {
         self.reader.complete(&self.router, complete);
     }
 
-    /// The client died while it read the bucket: a message in it may be what kills it, and would do so again.
-    async fn revive(&mut self, generation: u64) {
-        self.router.metrics.rebuilt.inc();
-        self.fall_behind();
-        self.pass_poison().await;
-        self.bucket.link().rebuild(generation).await;
-        self.reader.interrupted(&self.router);
-    }
-
-    /// A message that breaks the connection without killing the client is sent again after every reconnect.
-    async fn guard_flapping(&mut self) {
-        let now = Instant::now();
-        self.flaps.retain(|at| now.duration_since(*at) < FLAP_WINDOW);
-        self.flaps.push(now);
-        if self.flaps.len() >= FLAPS {
-            self.flaps.clear();
-            self.pass_poison().await;
-        }
-    }
-
-    async fn pass_poison(&mut self) {
-        for change in guard::read_past_poison(&self.bucket, self.seen).await {
-            self.take(change);
+    /// The client by which the bucket is asked may have died.
+    async fn revive(&self) {
+        let link = self.bucket.link();
+        let (_, generation) = link.client();
+        let dead = link.state().borrow().dead;
+        if dead == Some(generation) {
+            self.router.metrics.rebuilt.inc();
+            link.rebuild(generation).await;
         }
     }
 }
@@ -343,6 +321,15 @@ impl Reader for Pins {
 
     fn made_anew(&mut self, router: &Arc<Router>) {
         router.state().mirrors.of_mut(self.0).clear();
+    }
+
+    fn lost_before(&mut self, router: &Arc<Router>, sequence: u64, left: u64) {
+        let mut state = router.state();
+        let mirror = state.mirrors.of_mut(self.0);
+        // Where each key was written anew or ran out there is nothing to look for.
+        if mirror.len() as u64 > left {
+            mirror.drop_before(sequence);
+        }
     }
 
     fn interrupted(&mut self, _router: &Arc<Router>) {}
@@ -383,6 +370,9 @@ impl Reader for Workers {
     fn made_anew(&mut self, _router: &Arc<Router>) {
         self.seen.clear();
     }
+
+    /// Workers live by their leases.
+    fn lost_before(&mut self, _router: &Arc<Router>, _sequence: u64, _left: u64) {}
 
     fn interrupted(&mut self, router: &Arc<Router>) {
         router.outage_ended();

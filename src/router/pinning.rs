@@ -6,7 +6,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
 use bytes::Bytes;
-use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 use super::route::Request;
@@ -50,7 +49,6 @@ pub struct PinStore {
 pub struct Claim {
     router: Arc<Router>,
     key: PinKey,
-    _alive: watch::Sender<()>,
 }
 
 /// A pin that a request has written before its dispatch.
@@ -258,14 +256,14 @@ impl Router {
         if state.claims.contains_key(&key) {
             return None;
         }
-        let (alive, waiting) = watch::channel(());
-        state.claims.insert(key, waiting);
-        Some(Claim { router: Arc::clone(self), key, _alive: alive })
+        state.claims.insert(key, None);
+        Some(Claim { router: Arc::clone(self), key })
     }
 }
 
 impl Drop for Claim {
     fn drop(&mut self) {
+        // With it goes what others wait for.
         self.router.state().claims.remove(&self.key);
     }
 }

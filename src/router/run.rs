@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use tokio::net::TcpListener;
+use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
 use super::hot::HotThread;
@@ -19,9 +20,10 @@ use crate::core::id::{Namespace, WorkerId};
 use crate::core::mode::{AffinityMode, Provision};
 use crate::core::partition::Partition;
 use crate::nats::bucket::{Bucket, BucketInfo, Look};
+use crate::nats::feed::{Feed, pulled_at};
 use crate::nats::lane::MAX_UNSENT;
 use crate::nats::writes::Writes;
-use crate::nats::{AccessError, ConnectError, JetStream, Lane, Lines, Link, LinkOptions, Payload};
+use crate::nats::{AccessError, ConnectError, JetStream, Lane, Lines, Link, LinkOptions, Message, Payload};
 use crate::wire::header;
 use crate::wire::subject::Subjects;
 
@@ -163,7 +165,8 @@ async fn start(config: RouterConfig) -> Result<Running, RouterError> {
     };
     let writes = Writes::new(dispatch.clone(), inbox::of_writes(&inbox_subject));
     let stores = PinStores::new(pins.iter().map(|(bucket, _)| bucket.clone()), writes);
-    let router = Arc::new(Router::new(config, [intake, dispatch], stores, jobs, inbox_subject));
+    let (mail, feeds, feed_of_workers) = feeds(&dispatch, pins.len(), &own, &inbox_subject);
+    let router = Arc::new(Router::new(config, [intake, dispatch], stores, jobs, inbox_subject, mail));
     let mut tasks = JoinSet::new();
     if let Some(listener) = listener {
         tasks.spawn(http::serve(Arc::clone(&router), listener));
@@ -174,10 +177,11 @@ async fn start(config: RouterConfig) -> Result<Running, RouterError> {
     intake::subscribe_control(&router).await?;
     service::subscribe(&router).await?;
     if router.config.affinity != AffinityMode::Off {
-        follow_pins(&router, pins, &mut tasks);
+        follow_pins(&router, pins.into_iter().zip(feeds), &mut tasks, &hot);
     }
     if !router.is_global() {
-        tasks.spawn(mirror::follow(Arc::clone(&router), workers, mirror::Workers::default()));
+        let readers = mirror::Workers::default();
+        tasks.spawn_on(mirror::follow(Arc::clone(&router), workers, feed_of_workers, readers), hot.handle());
     }
     fill(&router).await?;
     tasks.spawn(ticks::tick(Arc::clone(&router)));
@@ -197,13 +201,33 @@ async fn start(config: RouterConfig) -> Result<Running, RouterError> {
     Ok(Running { router, tasks, _hot: hot })
 }
 
-/// Mirrors the buckets of the partitions that are served.
-fn follow_pins(router: &Arc<Router>, pins: Vec<(Bucket, BucketInfo)>, tasks: &mut JoinSet<()>) {
-    for (partition, (bucket, info)) in router.config.partitions.every().zip(pins) {
+/// What buckets are mirrored by: the ends that get the connection's messages, by number; those that read the changes of the
+/// buckets of pins, in the order of their partitions; and that of the workers' bucket.
+fn feeds(lane: &Lane, partitions: usize, own: &str, inbox: &str) -> (Vec<mpsc::Sender<Message>>, Vec<Feed>, Feed) {
+    let feed = |number: u64| {
+        let (inbox, name) = (format!("{inbox}feed{number}."), format!("{own}-{number}"));
+        Feed::new(lane.clone(), inbox::FIRST_FEED + number, inbox, name)
+    };
+    let partitions = partitions as u64;
+    let (mut mail, pins): (Vec<_>, Vec<_>) = (0..partitions).map(feed).unzip();
+    let (sender, workers) = feed(partitions);
+    mail.push(sender);
+    (mail, pins, workers)
+}
+
+/// Mirrors the buckets of the partitions that are served, where their changes come in.
+fn follow_pins(
+    router: &Arc<Router>,
+    pins: impl Iterator<Item = ((Bucket, BucketInfo), Feed)>,
+    tasks: &mut JoinSet<()>,
+    hot: &HotThread,
+) {
+    for (partition, ((bucket, info), feed)) in router.config.partitions.every().zip(pins) {
         let max_age = if info.max_age.is_zero() { FOR_EVER } else { info.max_age };
         router.state().mirrors.of_mut(partition).set_ttl(max_age);
         if router.config.partitions.serves(partition) {
-            tasks.spawn(mirror::follow(Arc::clone(router), bucket, mirror::Pins(partition)));
+            let mirrored = mirror::follow(Arc::clone(router), bucket, feed, mirror::Pins(partition));
+            tasks.spawn_on(mirrored, hot.handle());
         }
     }
 }
@@ -346,6 +370,14 @@ async fn check_permissions(router: &Router) -> Result<(), RouterError> {
         let subject = format!("{prefix}{dot}rankpin-permission-check");
         router.send(&subject, None, &Lines::new(), Payload::EMPTY);
     }
+    // No consumer has this name.
+    let pulled = |bucket: &str| router.send(&pulled_at(bucket, nobody.as_str()), None, &Lines::new(), Payload::EMPTY);
+    if !router.is_global() {
+        pulled(&router.subjects.workers_bucket());
+    }
+    if router.config.affinity != AffinityMode::Off {
+        router.config.partitions.served().for_each(|partition| pulled(router.pins.of(partition).bucket.name()));
+    }
     router.dispatch.barrier().await?;
     if router.config.affinity != AffinityMode::Off {
         for partition in router.config.partitions.every() {
@@ -369,6 +401,7 @@ async fn fill(router: &Arc<Router>) -> Result<(), RouterError> {
             }
         }
         router.pins.link().check_permissions()?;
+        router.dispatch.check_permissions()?;
         if noticed.elapsed() >= FILL_NOTICE {
             noticed = Instant::now();
             tracing::info!(pins = router.state().mirrors.pins(), "still reading the buckets");

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use rand::SeedableRng as _;
 use rand::rngs::StdRng;
 use tokio::runtime::Handle;
-use tokio::sync::{Notify, watch};
+use tokio::sync::{Notify, mpsc, watch};
 
 use super::happenings::Happenings;
 use super::jobs::Jobs;
@@ -31,7 +31,7 @@ use crate::core::partition::Partition;
 use crate::core::pins::{Entry, Mirror};
 use crate::core::queue::{Priority, Queues};
 use crate::core::worker::WorkerKind;
-use crate::nats::Lane;
+use crate::nats::{Lane, Message};
 use crate::wire::subject::Subjects;
 
 /// How long the server may take to answer a router that wants to know whether it is ready.
@@ -49,6 +49,8 @@ pub struct Router {
     pub intake: Lane,
     /// The connection for dispatch, and for the inbox on which the outcome is heard.
     pub dispatch: Lane,
+    /// Where the messages go by which buckets are mirrored.
+    pub feeds: Box<[mpsc::Sender<Message>]>,
     /// The buckets of pins.
     pub pins: PinStores,
     /// Durable jobs, where this router takes any.
@@ -93,8 +95,9 @@ pub struct State {
     pub fleet_known: bool,
     /// Requests under way.
     pub live: LiveRequests,
-    /// Sessions that a request of this router is just claiming; the others wait for the sender to go.
-    pub claims: HashMap<PinKey, watch::Receiver<()>>,
+    /// Sessions that a request of this router is just claiming, each with what the others wait for, where there are any: it
+    /// goes with the claim.
+    pub claims: HashMap<PinKey, Option<watch::Sender<()>>, foldhash::fast::RandomState>,
     /// Dispatches that the other routers are to be told.
     pub(super) notes: Notes,
     /// Requests that wait for room.
@@ -211,6 +214,7 @@ impl Router {
         pins: PinStores,
         jobs: Option<Jobs>,
         inbox: String,
+        feeds: Vec<mpsc::Sender<Message>>,
     ) -> Self {
         let rules = Rules { mode: config.affinity, policy: config.policy, rank_choice: config.rank_choice };
         let mut fleet = Fleet::default();
@@ -231,7 +235,7 @@ impl Router {
             // Pools stand in the configuration.
             fleet_known: config.pools.level == Level::Global,
             live: LiveRequests::default(),
-            claims: HashMap::new(),
+            claims: HashMap::default(),
             notes: Notes::default(),
             queue: Queues::new(config.max_waiting),
             rng: StdRng::seed_from_u64(uuid::Uuid::new_v4().as_u64_pair().0),
@@ -244,6 +248,7 @@ impl Router {
             config,
             intake,
             dispatch,
+            feeds: feeds.into(),
             pins,
             jobs: jobs.map(Arc::new),
             id: inbox.trim_end_matches('.').rsplit('.').next().unwrap_or_default().to_owned(),
@@ -293,9 +298,9 @@ impl Router {
     pub fn ask(&self, asking: &Asking<'_>, now: Instant) -> Asked {
         let mut state = self.state();
         if let Some(key) = asking.keys.named().filter(|_| !asking.holds_claim)
-            && let Some(claim) = state.claims.get(&key)
+            && let Some(others) = state.claims.get_mut(&key)
         {
-            return Asked::Busy(claim.clone());
+            return Asked::Busy(others.get_or_insert_with(|| watch::channel(()).0).subscribe());
         }
         let (basis, pinned) = state.look_up(asking.partition, asking.keys, now);
         let doubtful = match asking.keys {

@@ -1,4 +1,5 @@
-//! What an operator sees: logs, and spans where they are exported.
+//! What an operator sees: figures, logs, and spans where they are exported.
 
+pub mod exposition;
 pub mod logging;
 pub mod trace;

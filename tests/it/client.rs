@@ -268,6 +268,12 @@ async fn a_reply_in_several_messages_is_one_chunk() {
     stage.reply(&sent, &[("Rankpin-Attempt", "1"), ("Rankpin-Seq", "0"), more], "a").await;
     stage.last(&sent, "1", "2", "c").await;
     assert!(matches!(failure(&mut stream).await, ClientError::Sequence(_)));
+
+    // The last one can't go on.
+    let (mut stream, sent) = stage.send(request()).await;
+    let last = ("Rankpin-Final", "true");
+    stage.reply(&sent, &[("Rankpin-Attempt", "1"), ("Rankpin-Seq", "0"), more, last], "a").await;
+    assert!(matches!(failure(&mut stream).await, ClientError::CutShort));
 }
 
 #[tokio::test]

@@ -6,14 +6,15 @@ mod results;
 mod status;
 mod submit;
 
-use std::io::{IsTerminal as _, Write as _};
+use std::io::IsTerminal as _;
 
-use anyhow::{Context as _, anyhow};
+use anyhow::anyhow;
 use clap::Subcommand;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::Value;
 
 use super::connection::Connection;
+use super::output;
 use crate::client::jobs::{Jobs, JobsOptions};
 use crate::core::id::RequestId;
 use crate::nats::access::DEFAULT_URL;
@@ -83,11 +84,9 @@ fn ids(texts: &[String]) -> anyhow::Result<Vec<RequestId>> {
     texts.iter().map(|text| id(text)).collect()
 }
 
-/// Writes one line to stdout; a JSON value, or words.
-fn print(json: bool, value: &Value, words: &str) -> anyhow::Result<()> {
-    let mut out = std::io::stdout().lock();
-    let written = if json { writeln!(out, "{value}") } else { writeln!(out, "{words}") };
-    written.context("cannot write to stdout")
+/// Writes one line to stdout; a JSON value, or words. Whether anybody still reads it.
+fn print(json: bool, value: &Value, words: &str) -> anyhow::Result<bool> {
+    output::is_read(&if json { output::json_line(value) } else { format!("{words}\n") })
 }
 
 /// A bar on a terminal; nothing elsewhere.

@@ -1,18 +1,19 @@
 //! `rankpin jobs results`.
 
 use std::collections::HashMap;
-use std::io::Write as _;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use anyhow::{Context as _, bail};
+use anyhow::bail;
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
 use super::submit::{Named, NamingArgs};
 use super::{bar, file, ids, print};
-use crate::client::jobs::{JobResult, Jobs};
+use crate::cli::output;
+use crate::client::jobs::{JobError, JobResult, Jobs};
 use crate::core::id::RequestId;
+use crate::nats::JetStreamError;
 
 /// Jobs whose results are asked for one by one; of more, all results are read through.
 const FEW: usize = 32;
@@ -72,7 +73,9 @@ async fn print_all(jobs: &Jobs) -> anyhow::Result<()> {
     let mut from = 1;
     while let Some(result) = jobs.next_result(from).await? {
         from = result.sequence + 1;
-        print(true, &line(jobs, &result, None).await?, "")?;
+        if !print(true, &line(jobs, &result, None).await?, "")? {
+            return Ok(());
+        }
     }
     if from == 1 {
         // There are none, or there is no place for any.
@@ -90,11 +93,12 @@ pub(super) async fn wait_and_print(jobs: &Jobs, wanted: &Named, wait: Duration, 
     let all = missing.len();
     let mut seen = 1;
     loop {
-        for result in found(jobs, &missing, &mut seen).await? {
+        for result in found_by(until, jobs, &missing, &mut seen).await? {
             let Some(name) = missing.remove(&result.id) else { continue };
             match (all, json) {
                 (1, false) => print_one(jobs, &result).await?,
-                _ => print(true, &line(jobs, &result, name).await?, "")?,
+                _ if !print(true, &line(jobs, &result, name).await?, "")? => return Ok(()),
+                _ => {}
             }
             bar.inc(1);
         }
@@ -111,12 +115,29 @@ pub(super) async fn wait_and_print(jobs: &Jobs, wanted: &Named, wait: Duration, 
     }
 }
 
+/// The same as [`found`], and nothing for now where there is no server: whoever waits longer may wait for that too.
+async fn found_by(
+    until: Option<Instant>,
+    jobs: &Jobs,
+    wanted: &HashMap<&RequestId, Option<&str>>,
+    seen: &mut u64,
+) -> anyhow::Result<Vec<JobResult>> {
+    match found(jobs, wanted, seen).await {
+        Err(JobError::Server(JetStreamError::Disconnected | JetStreamError::NoAnswer(_)))
+            if until.is_none_or(|until| Instant::now() < until) =>
+        {
+            Ok(Vec::new())
+        }
+        found => Ok(found?),
+    }
+}
+
 /// Results of these jobs that are there; `seen` is how far the stream was read.
 async fn found(
     jobs: &Jobs,
     wanted: &HashMap<&RequestId, Option<&str>>,
     seen: &mut u64,
-) -> anyhow::Result<Vec<JobResult>> {
+) -> Result<Vec<JobResult>, JobError> {
     let mut results = Vec::new();
     if wanted.len() <= FEW {
         for id in wanted.keys() {
@@ -138,10 +159,10 @@ async fn print_one(jobs: &Jobs, result: &JobResult) -> anyhow::Result<()> {
     if let Some(failure) = &result.failure {
         bail!("job {} has failed: {} {}: {}", result.id, failure.status, failure.code, failure.message);
     }
-    let replies = jobs.replies(result).await?;
-    let mut out = std::io::stdout().lock();
-    for message in replies {
-        out.write_all(&message).and_then(|()| out.write_all(b"\n")).context("cannot write to stdout")?;
+    for message in jobs.replies(result).await? {
+        if !output::is_read_raw(&[&message, b"\n"])? {
+            break;
+        }
     }
     Ok(())
 }

@@ -10,7 +10,8 @@ use crate::core::id::RequestId;
 /// Tell where jobs are: pending, running, done, dead
 ///
 /// Running are those that a router has, or has given back for a while (no worker, no room). Without ids, all jobs in
-/// numbers; those that are done and dead are of the last day, as long as results are kept.
+/// numbers; those that are done and dead are of the last day, as long as results are kept. Ends with code 1 where an id is
+/// unknown.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = STATUS_EXAMPLES)]
 pub struct Args {
@@ -47,12 +48,21 @@ pub(super) async fn run(jobs: &Jobs, args: Args, json: bool) -> anyhow::Result<(
         let value = json!({ "pending": all.pending, "running": all.running, "done": all.done, "dead": all.dead });
         let words =
             format!("pending  {}\nrunning  {}\ndone     {}\ndead     {}", all.pending, all.running, all.done, all.dead);
-        return print(json, &value, &words);
+        return print(json, &value, &words).map(drop);
     }
+    let mut unknown = 0;
     for id in ids(&args.ids)? {
         let status = jobs.status(&id).await?;
+        unknown += usize::from(matches!(status, Status::Unknown));
         let (value, words) = told(&id, &status);
         print(json, &value, &words)?;
+    }
+    all_known(unknown)
+}
+
+fn all_known(unknown: usize) -> anyhow::Result<()> {
+    if unknown > 0 {
+        bail!("{unknown} of the jobs are not there");
     }
     Ok(())
 }
@@ -106,8 +116,5 @@ pub(super) async fn cancel(jobs: &Jobs, args: CancelArgs, json: bool) -> anyhow:
         };
         print(json, &json!({ "id": id.as_str(), "cancelled": word == "cancelled" }), &format!("{id}  {word}"))?;
     }
-    if unknown > 0 {
-        bail!("{unknown} of the jobs are not there");
-    }
-    Ok(())
+    all_known(unknown)
 }

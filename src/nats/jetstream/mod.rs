@@ -115,6 +115,30 @@ impl JetStream {
         self.api(&subject, &json!({ "stream_name": stream, "config": config, "action": "create" })).await
     }
 
+    /// Makes a consumer of a whole stream for one reader: kept in memory by one server, with nothing to acknowledge, pulled,
+    /// and gone once nobody has pulled for so long. It starts where `start` says, in the words of JetStream's API.
+    pub async fn create_reader(
+        &self,
+        stream: &str,
+        name: &str,
+        mut start: serde_json::Value,
+        unused: Duration,
+    ) -> Result<(), JetStreamError> {
+        let fixed = [
+            ("name", json!(name)),
+            ("ack_policy", json!(AckPolicy::None)),
+            ("replay_policy", json!("instant")),
+            ("mem_storage", json!(true)),
+            ("num_replicas", json!(1)),
+            ("inactive_threshold", json!(u64::try_from(unused.as_nanos()).unwrap_or(u64::MAX))),
+        ];
+        for (key, value) in fixed {
+            start[key] = value;
+        }
+        let ask = json!({ "stream_name": stream, "config": start, "action": "create" });
+        self.api::<serde_json::Value>(&format!("CONSUMER.CREATE.{stream}.{name}"), &ask).await.map(drop)
+    }
+
     /// A stored message, read from the stream's leader; `None` where there is none, or no such stream.
     pub async fn get(&self, stream: &str, which: Get<'_>) -> Result<Option<StoredMessage>, JetStreamError> {
         let answer: Option<GetAnswer> = found(self.api(&format!("STREAM.MSG.GET.{stream}"), &which.ask()).await)?;

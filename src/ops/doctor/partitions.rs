@@ -32,10 +32,10 @@ pub(super) async fn storage(link: &Link, subjects: &Subjects, config: &RouterCon
     }
     let mut sound = 0;
     for one in pins::all(link, subjects, count) {
-        match bucket(link, one.name(), config.pin_ttl).await {
-            Finding { health: Health::Ok, .. } => sound += 1,
-            other => findings.push(other),
-        }
+        let mut found = bucket(link, one.name(), config.pin_ttl).await;
+        found.retain(|finding| finding.health != Health::Ok);
+        sound += u16::from(found.is_empty());
+        findings.extend(found);
     }
     if sound == count {
         findings.push(Finding::ok(CHECK, format!("{count}, each with its bucket")));

@@ -174,6 +174,7 @@ fn is_for_the_frontend(error: &ClientError) -> bool {
         | ClientError::Deadline(_)
         | ClientError::Sequence(_)
         | ClientError::Unnumbered
+        | ClientError::CutShort
         | ClientError::Unreadable(_)
         | ClientError::ReplyTooLarge { .. }
         | ClientError::Overflow { .. } => false,

@@ -196,9 +196,10 @@ async fn a_bad_registration_hurts_nobody_else_and_the_good_one_under_its_key_sta
         }
         worker.report(n as u64 + 1, &[]).await;
     }
+    // Each but those that the next one under the same key has replaced before they were read.
     let refused = async || {
         let refused = cluster.routers[0].metric_where("malformed", "registration").await;
-        (refused == 3.0 * count as f64).then_some(())
+        (refused > 2.0 * count as f64).then_some(())
     };
     eventually("all are refused", PATIENCE, refused).await;
     for id in ["w", "other"] {

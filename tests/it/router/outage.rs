@@ -219,6 +219,23 @@ async fn a_bucket_whose_last_message_is_gone_is_mirrored_whole() {
     cluster.routers[0].reaches("pins_mirrored", 2.0).await;
 }
 
+/// A watch is not told of a purge, and by the next look at the stream it may hold something again.
+#[tokio::test]
+async fn pins_that_were_purged_are_forgotten_though_others_came_at_once() {
+    let cluster = Cluster::start().await;
+    let _w = cluster.worker("w").ranks(0, 4).start().await;
+    for n in 0..10 {
+        cluster.at(&format!("filler-{n}")).await;
+    }
+    cluster.routers[0].reaches("pins_mirrored", 10.0).await;
+    let stream = jetstream::new(cluster.client.clone()).get_stream("KV_rankpin_pins").await.expect("it is there");
+    stream.purge().await.expect("it is purged");
+    cluster.put_pin("s", "w", Some(1)).await;
+    cluster.routers[0].reaches("pins_mirrored", 1.0).await;
+    assert_eq!(cluster.turn("s").await.told(), "w/1 pinned");
+    assert_eq!(cluster.turn("filler-0").await.decision(), "placed");
+}
+
 #[tokio::test]
 async fn a_pins_bucket_that_was_made_anew_is_mirrored_anew() {
     let cluster = Cluster::start().await;

@@ -32,11 +32,6 @@ async fn refused(server: &NatsServer) -> RouterError {
 
 #[tokio::test]
 async fn each_missing_permission_is_named_at_the_start() {
-    let consumers = |bucket: &str| {
-        let create = format!("$JS.API.CONSUMER.CREATE.KV_rankpin_{bucket}");
-        (format!("{create} {create}.>"), create)
-    };
-    let (pins, workers) = (consumers("pins"), consumers("workers"));
     // What is denied for publishing, for subscribing, and what has to be named.
     let rows = [
         ("", "rankpin.request.>", "rankpin.request"),
@@ -48,8 +43,10 @@ async fn each_missing_permission_is_named_at_the_start() {
         ("_INBOX.>", "", "_INBOX"),
         ("$JS.API.STREAM.INFO.KV_rankpin_pins", "", "$JS.API.STREAM.INFO.KV_rankpin_pins"),
         ("$JS.API.STREAM.INFO.KV_rankpin_workers", "", "$JS.API.STREAM.INFO.KV_rankpin_workers"),
-        (&pins.0, "", &pins.1),
-        (&workers.0, "", &workers.1),
+        ("$JS.API.CONSUMER.CREATE.KV_rankpin_pins.>", "", "$JS.API.CONSUMER.CREATE.KV_rankpin_pins"),
+        ("$JS.API.CONSUMER.CREATE.KV_rankpin_workers.>", "", "$JS.API.CONSUMER.CREATE.KV_rankpin_workers"),
+        ("$JS.API.CONSUMER.MSG.NEXT.KV_rankpin_pins.>", "", "$JS.API.CONSUMER.MSG.NEXT.KV_rankpin_pins"),
+        ("$JS.API.CONSUMER.MSG.NEXT.KV_rankpin_workers.>", "", "$JS.API.CONSUMER.MSG.NEXT.KV_rankpin_workers"),
         ("$KV.rankpin_pins.>", "", "$KV.rankpin_pins"),
     ];
     for (publish, subscribe, named) in rows {
@@ -69,10 +66,8 @@ async fn a_router_with_no_more_than_it_needs_serves() {
                 "rankpin.worker.>", "_INBOX.>", "_INBOX_.>", "_INBOX_rankpin_router.>", "$KV.rankpin_pins.>",
                 "$JS.API.STREAM.INFO.KV_rankpin_workers", "$JS.API.STREAM.INFO.KV_rankpin_pins",
                 "$JS.API.STREAM.MSG.GET.KV_rankpin_workers", "$JS.API.STREAM.MSG.GET.KV_rankpin_pins",
-                "$JS.API.CONSUMER.CREATE.KV_rankpin_workers", "$JS.API.CONSUMER.CREATE.KV_rankpin_pins",
                 "$JS.API.CONSUMER.CREATE.KV_rankpin_workers.>", "$JS.API.CONSUMER.CREATE.KV_rankpin_pins.>",
-                "$JS.API.CONSUMER.DELETE.KV_rankpin_workers.>", "$JS.API.CONSUMER.DELETE.KV_rankpin_pins.>",
-                "$JS.FC.>", "$JS.API.INFO"
+                "$JS.API.CONSUMER.MSG.NEXT.KV_rankpin_workers.>", "$JS.API.CONSUMER.MSG.NEXT.KV_rankpin_pins.>"
             ] }
             subscribe: { allow: [
                 "rankpin.request router", "rankpin.request.> router", "rankpin.trusted.> router",
