@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 
 use super::BenchError;
+use crate::core::hash::PinKey;
 use crate::nats::bucket::Bucket;
 use crate::nats::{Block, Lane, Lines, Link, LinkOptions, Message, Payload};
 use crate::wire::header;
@@ -26,7 +27,7 @@ pub async fn forward(options: LinkOptions, from: &str, to: &str) -> Result<(), B
     Ok(())
 }
 
-/// The same, once it has stored a value under a key of its own for each message: the least that a router can do that pins
+/// The same, once it has stored a value under a key of its own for each message, as long and as scattered as those of pins: the least that a router can do that pins
 /// a session before it sends its first turn on. The bucket is there.
 pub async fn forward_and_store(options: LinkOptions, from: &str, to: &str, bucket: &str) -> Result<(), BenchError> {
     let inbox = format!("{}.{}.", options.inbox_prefix, uuid::Uuid::new_v4().simple());
@@ -46,7 +47,7 @@ pub async fn forward_and_store(options: LinkOptions, from: &str, to: &str, bucke
         }
         let mut headers = Lines::new();
         headers.push_number(header::EXPECTED_LAST_SUBJECT_SEQUENCE, 0);
-        let key = format!("$KV.{bucket}.{run}{serial}");
+        let key = format!("$KV.{bucket}.{}", PinKey::of("", &run, &serial.to_string()));
         if lane.publish(&key, Some(&format!("{inbox}{serial}")), &headers, Payload::from(VALUE)).is_ok() {
             waiting.insert(serial, message);
         }

@@ -28,15 +28,12 @@ impl PinKey {
     /// The keys of the derived sessions of these prefixes (protocol section 4), in their order. There are as many as a
     /// conversation has items, so what is alike in all of them is written once.
     pub fn derived(tenant: &Tenant, model: &Model, prefixes: impl Iterator<Item = u64>) -> impl Iterator<Item = Self> {
-        const DIGITS: &[u8; 16] = b"0123456789abcdef";
         let example = SessionId::derived(0);
         let parts = [tenant.as_str().as_bytes(), &[0], model.as_str().as_bytes(), &[0], example.as_str().as_bytes()];
         let mut text = parts.concat();
         let digits_at = text.len() - 16;
         prefixes.map(move |key| {
-            for (place, digit) in text[digits_at..].iter_mut().enumerate() {
-                *digit = DIGITS[(key >> (60 - 4 * place) & 0xf) as usize];
-            }
+            write_digits(key, &mut text[digits_at..]);
             Self::of_hash(xxh3_128(&text))
         })
     }
@@ -85,9 +82,21 @@ impl PinKey {
     }
 }
 
+/// Writes the sixteen hexadecimal digits of a number.
+fn write_digits(number: u64, place: &mut [u8]) {
+    const DIGITS: &[u8; 16] = b"0123456789abcdef";
+    for (index, digit) in place.iter_mut().enumerate() {
+        *digit = DIGITS[(number >> (60 - 4 * index) & 0xf) as usize];
+    }
+}
+
 impl fmt::Display for PinKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:016x}{:016x}", self.0[0], self.0[1])
+        let mut text = [0; 32];
+        for (half, number) in text.chunks_exact_mut(16).zip(self.0) {
+            write_digits(number, half);
+        }
+        f.write_str(std::str::from_utf8(&text).expect("digits are text"))
     }
 }
 

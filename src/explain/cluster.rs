@@ -255,7 +255,7 @@ async fn read_workers(bucket: &Bucket, fleet: &mut Fleet, notes: &mut Vec<String
     if bucket.info().await?.messages == 0 {
         return Ok(());
     }
-    let mut watch = bucket.watch(None).await?;
+    let mut watch = bucket.watch().await?;
     let all = async {
         while let Watched::Change(change) = watch.next().await {
             if let Some(value) = &change.stored.value {

@@ -1,5 +1,5 @@
 //! One JetStream key-value bucket: compare-and-set, reads from the leader, and a watch that never goes quiet
-//! without saying so.
+//! without saying so. Routers, which follow a bucket for ever, have a [`super::feed::Feed`] for that.
 
 use std::panic::AssertUnwindSafe;
 use std::sync::{Arc, Mutex};
@@ -144,8 +144,6 @@ pub enum Watched {
 /// A watch over a whole bucket: every key's last value first, then changes as they come.
 pub struct Watch {
     stream: kv::Watch,
-    /// Generation of the client that it runs on, for [`Link::rebuild`].
-    pub generation: u64,
 }
 
 impl Bucket {
@@ -347,18 +345,15 @@ impl Bucket {
         }
     }
 
-    /// Watches the whole bucket: every key's value first, or only changes from a sequence on.
-    pub async fn watch(&self, from: Option<u64>) -> Result<Watch, Unreachable> {
+    /// Watches the whole bucket: every key's value first.
+    pub async fn watch(&self) -> Result<Watch, Unreachable> {
         let opened = self.opened().await?;
         let open = async {
             let store = opened.context.get_key_value(&self.name).await.map_err(|e| describe(&e))?;
-            match from {
-                Some(sequence) => store.watch_from_revision(">", sequence).await.map_err(|e| describe(&e)),
-                None => store.watch_with_history(">").await.map_err(|e| describe(&e)),
-            }
+            store.watch_with_history(">").await.map_err(|e| describe(&e))
         };
         match tokio::time::timeout(self.opening(), open).await {
-            Ok(Ok(stream)) => Ok(Watch { stream, generation: opened.generation }),
+            Ok(Ok(stream)) => Ok(Watch { stream }),
             Ok(Err(problem)) => Err(Unreachable(problem)),
             Err(_) => Err(Unreachable(silence(self.opening()))),
         }
@@ -371,7 +366,7 @@ impl Bucket {
             return Ok(found);
         }
         let read = async {
-            let mut watch = self.watch(None).await?;
+            let mut watch = self.watch().await?;
             loop {
                 match watch.next().await {
                     Watched::Change(change) => found.push(change),

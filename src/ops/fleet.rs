@@ -163,7 +163,7 @@ pub async fn read_all(bucket: &Bucket, mut take: impl FnMut(Change)) -> Result<(
     if bucket.info().await?.messages == 0 {
         return Ok(());
     }
-    let mut watch = bucket.watch(None).await?;
+    let mut watch = bucket.watch().await?;
     loop {
         match tokio::time::timeout(SILENT, watch.next()).await {
             Ok(Watched::Change(change)) => {

@@ -3,6 +3,7 @@
 mod access;
 mod commands;
 mod denials;
+mod doctor;
 mod metrics;
 mod partitions;
 mod permissions;
