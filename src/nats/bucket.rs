@@ -18,7 +18,7 @@ use super::writes::Writes;
 /// How long a write or a read of the leader may take for a router; beyond, the bucket is unreachable (protocol section 5).
 pub const BUCKET_TIMEOUT: Duration = Duration::from_millis(500);
 /// Most writes that wait for their answer at once: more would only wait in the server's queue, and time out there.
-const MAX_WRITES: usize = 256;
+const MAX_WRITES: usize = 512;
 /// How long opening a bucket or a watch may take.
 const OPEN_TIMEOUT: Duration = Duration::from_secs(2);
 
